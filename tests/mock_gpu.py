@@ -16,7 +16,7 @@ from triton.compiler import compiler
 
 from tritile.core import device as devices
 from tritile.core.device import Device, target_device
-from tritile.core.of_triton import driven_by
+from tritile.core.triton_private import driven_by
 
 _MOST_THREADS = 1024  # of a block
 

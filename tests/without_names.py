@@ -23,7 +23,7 @@ import triton.language as tl
 import triton.runtime.interpreter
 
 PACKAGE = Path(__file__).parents[1] / "tritile"
-ADAPTERS = ("of_torch", "of_triton", "of_interpreter")
+ADAPTERS = ("torch_private", "triton_private", "interpreter_private")
 
 
 def names():

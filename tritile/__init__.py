@@ -13,9 +13,11 @@ Settings        mode, batch_invariant
 Planning        plan, Plan, Config, explain, warm, forget, Device, target_device
 Measuring       tune, bench
 Your kernels    autotune (replaces triton.autotune), Space, check, kernels (tritile's own)
+Others' kernels adopt (those under triton.autotune, source unchanged)
 Errors          TritileError, the base of every error in errors, which also holds the warnings
 """
 
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from tritile.ops.scaled import scaled_matmul
     from tritile.planning.plans import Plan
     from tritile.tune import kernels
+    from tritile.tuner.adoption import adopt
     from tritile.tuner.autotuner import autotune
     from tritile.tuner.search import Space
 
@@ -68,6 +71,7 @@ _NAMES = {
     "tritile.ops.quantize": ("quantize",),
     "tritile.ops.scaled": ("scaled_matmul",),
     "tritile.planning.plans": ("Plan",),
+    "tritile.tuner.adoption": ("adopt",),
     "tritile.tuner.autotuner": ("autotune",),
     "tritile.tuner.search": ("Space",),
 }
@@ -84,6 +88,7 @@ __all__ = [
     "Space",
     "TritileError",
     "addmm",
+    "adopt",
     "autotune",
     "baddbmm",
     "batch_invariant",
@@ -127,3 +132,5 @@ def __dir__() -> list[str]:
 
 if "torch" in sys.modules:  # whose programs may name operators of torch.ops.tritile and nothing else of this
     import_module("tritile.ops")
+if os.environ.get("TRITILE_ADOPT"):  # before anybody imports Triton's autotuner, or at once
+    import_module("tritile.tuner.site.sitecustomize")

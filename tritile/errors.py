@@ -77,6 +77,10 @@ class IsolationWarning(UserWarning):
     """Issued when a kernel cannot be measured in a process of its own, and is measured in this one."""
 
 
+class RetuningWarning(UserWarning):
+    """Issued when a kernel was tuned anew for many values of one number in its key."""
+
+
 class HostWarning(UserWarning):
     """Issued when tensors are in host memory: torch computes the result, and no kernel runs."""
 

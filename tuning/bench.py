@@ -36,7 +36,7 @@ from benchmark_results import (
 )
 from tritile.cli import shared
 from tritile.cli.shared import console, number, print_table, progress, say
-from tritile.core import of_torch
+from tritile.core import torch_private
 from tritile.core.call import Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 from tritile.core.device import Device
 from tritile.errors import InvalidValueError, brief
@@ -77,7 +77,7 @@ def by_inductor(call: Call) -> Ways:
     """
     if isinstance(call, QuantizedCall):
         return {}
-    of_torch.print_no_candidates()
+    torch_private.print_no_candidates()
     return {"inductor": baselines.compiled(in_general(call), mode=SEARCHING)}
 
 
@@ -106,7 +106,7 @@ def _host_calls() -> list[tuple[str, Act, Act]]:
     ]  # fmt: skip
     if torch.cuda.get_device_capability() >= (8, 9):
         x, one = a.to(torch.float8_e4m3fn), torch.ones((), device="cuda", dtype=torch.float32)
-        by_torch = partial(of_torch.scaled_mm, x, x.t(), one, one, out_dtype=torch.bfloat16)
+        by_torch = partial(torch_private.scaled_mm, x, x.t(), one, one, out_dtype=torch.bfloat16)
         found.append(("scaled_matmul(a, b, s, s)", partial(scaled_matmul, x, x.t(), one, one), by_torch))
     return found
 

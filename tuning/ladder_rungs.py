@@ -23,7 +23,7 @@ from tritile.ops.permute import transpose
 from tritile.planning import plans
 from tritile.runtime.ahead import Resources, check_fits, compiling_for, resources
 from tritile.runtime.compiles import OPTIONS
-from tritile.runtime.launch import At
+from tritile.runtime.launch import Pointer
 from tritile.tune.subject.answers import torch_fp32
 
 Values = Mapping[str, Any] | Config  # a kernel's parameters by name
@@ -94,7 +94,7 @@ class Rung:
         """Compile for a device, which need not be here. Raises TuningError where it does not fit."""
         if self.problem is not None:
             return launching.compile_resources(self.problem(n), config, device)
-        pointers = [At(0, getattr(torch, self.dtype))] * (3 if self.op == "matmul" else 2)
+        pointers = [Pointer(0, getattr(torch, self.dtype))] * (3 if self.op == "matmul" else 2)
         with compiling_for(device):
             args = self.arguments(pointers, n, config)
             compiled = self.kernel.warmup(*args, grid=(1,), **OPTIONS, **config.to_triton().all_kwargs())

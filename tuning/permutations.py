@@ -26,7 +26,7 @@ from tritile.planning import gpu_tables, model
 from tritile.tune.calibrate import run
 from tritile.tune.calibrate.draw import drawn
 from tritile.tune.calibrate.sweep import Row, compile_at, flusher, timed, useful
-from tritile.tuner.measure.workers import Workers
+from tritile.tuner.measure.workers import WorkerPool
 
 CANDIDATES = 96  # configs of a class
 BY_PORTFOLIO = 14  # of them timed at a size
@@ -52,7 +52,7 @@ def first(problem: Tiled, configs: Sequence[Config], name: str, device: Device) 
     return list(dict.fromkeys([*known, *by_model, *others, *boxed]))
 
 
-def swept(name: str, device: Device, sizes: int, seconds: float, pool: Workers, tiles: bool) -> list[Row]:
+def swept(name: str, device: Device, sizes: int, seconds: float, pool: WorkerPool, tiles: bool) -> list[Row]:
     """Times at as many drawn sizes of a class as `seconds` allow."""
     begun, rows, problems = time.monotonic(), list[Row](), drawn(name, sizes, "sizes")
     configs, flush = [*boxes.FAMILY.configs], flusher(device)
@@ -86,7 +86,7 @@ def swept(name: str, device: Device, sizes: int, seconds: float, pool: Workers, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="+", metavar="NAME", help="classes, as permute-2")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="classes, as permute_2")
     parser.add_argument("--sweeps", type=Path, required=True, metavar="FOLDER", help="for a file a class")
     parser.add_argument("--sizes", type=int, default=1300)
     parser.add_argument("--seconds", type=float, default=400.0, help="of each class")
@@ -95,7 +95,7 @@ def main() -> None:
     given = parser.parse_args()
     device = current_gpu()
     assert device is not None
-    with Workers(given.jobs) as pool:
+    with WorkerPool(given.jobs) as pool:
         for name in given.names:
             rows = swept(name, device, given.sizes, given.seconds, pool, not given.boxes)
             write_sweep(given.sweeps / f"{name}.jsonl", rows, device)

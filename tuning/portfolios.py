@@ -38,7 +38,7 @@ from tritile.tune.calibrate.sweep import Row
 
 ENOUGH = 100  # sizes of a portfolio
 ASKED = 100  # sizes at which the model is asked for the best of all configs, which takes 0.2 s
-TOGETHER = (("halves-nn", "halves-nt"), ("halves-odd",), ("fp8",), ("int8",))  # torch's times in one fit
+TOGETHER = (("bf16_nn", "bf16_nt"), ("unaligned_16bit",), ("fp8",), ("int8",))  # torch's times in one fit
 
 
 def read(path: Path, least: float) -> tuple[Device, list[Row]]:

@@ -28,8 +28,8 @@ from tritile.core.problem import Tiled
 from tritile.lab.environment import environment
 from tritile.planning import plans
 from tritile.tune import now
-from tritile.tuner.measure.engine import Keep, Rules, Tuned, whole
-from tritile.tuner.measure.workers import Workshop
+from tritile.tuner.measure.engine import OnTrial, Rules, Tuned, whole
+from tritile.tuner.measure.workers import PoolRunner
 from tritile.tuner.store.trial import TORCH, Trial
 from tritile.tuner.store.trials import store_of
 from unseen import environ
@@ -46,12 +46,12 @@ def problems(seed: str) -> Iterator[Tiled]:
     yield from itertools.chain.from_iterable(zip(products, products, moved, strict=False))
 
 
-def searched(problem: Tiled, device: Device, rules: Rules, keep: Keep) -> tuple[Tuned, float]:
+def searched(problem: Tiled, device: Device, rules: Rules, on_trial: OnTrial) -> tuple[Tuned, float]:
     """Return the outcome of a search with nothing compiled, and its seconds, in which processes start."""
     with tempfile.TemporaryDirectory() as folder, environ(TRITON_CACHE_DIR=folder):
         begun = time.monotonic()
-        with Workshop(0) as shop:
-            (found,) = now.tune([problem], device, shop, keep, rules, force=True)
+        with PoolRunner(0) as runner:
+            (found,) = now.tune([problem], device, runner, on_trial, rules, force=True)
             return found, time.monotonic() - begun
 
 
@@ -59,18 +59,18 @@ def measured(problem: Tiled, device: Device) -> dict[str, Any] | None:
     """Return the line of a problem, without its surroundings; None where a search found no config."""
     store, times = store_of(device), dict[Config, float]()
 
-    def keep(digest: str, trial: Trial) -> None:
+    def on_trial(digest: str, trial: Trial) -> None:
         store.add(digest, trial)
         times[trial.config] = trial.time
 
     predicted = plans.plan_for(problem, device, "cached")
     assert predicted is not None
-    searches = [searched(problem, device, Rules(), keep) for _ in range(SEARCHES)]
+    searches = [searched(problem, device, Rules(), on_trial) for _ in range(SEARCHES)]
     if any(found.best is None for found, _ in searches):
         return None
     now.time_torch(problem, device, 0)
     torch = store.best(TORCH, problem)
-    every, seconds = searched(problem, device, whole(Rules(problem_s=math.inf)), keep)
+    every, seconds = searched(problem, device, whole(Rules(problem_s=math.inf)), on_trial)
     best = min(times.values())
 
     def slower(config: Config) -> float | None:

@@ -296,7 +296,7 @@ def test_a_scale_of_one_is_not_made_within_a_graph(by_torch, monkeypatch):
 def test_a_drawn_call_is_planned_by_the_table_and_tuned_beside_torch(monkeypatch):
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
     device = devices.gpu(0)
-    if gpu_tables.aten_times("halves-nn", device) is None:
+    if gpu_tables.aten_times("bf16_nn", device) is None:
         pytest.skip("no table of this GPU has torch's times")
     a, b = values((4096, 4096), BF16, 0, "cuda"), values((4096, 4096), BF16, 1, "cuda")
     assert tritile.plan(tritile.matmul, a, b).other_us, "both are known"

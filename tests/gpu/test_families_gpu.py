@@ -440,7 +440,7 @@ def test_the_tuner_checks_answers(fields):
     for config in model.screened(problem, device, 6):
         call, memory = operands.guarded(problem)
         answers.check(operands.run_of(launching.prepare(call, config)), call)
-        assert memory.whole()
+        assert memory.is_intact()
     out = call.out.tensor
     out.view(-1)[0] += 2 * out.abs().max() + 1e4  # and a wrong one is told
     with pytest.raises(tritile.errors.TuningError, match="wrong answer"):

@@ -60,7 +60,7 @@ def by_torch(monkeypatch):
 
 
 def timed_with_torch():
-    return gpu_tables.aten_times("halves-odd", devices.gpu(0)) is not None
+    return gpu_tables.aten_times("unaligned_16bit", devices.gpu(0)) is not None
 
 
 def test_a_head_of_an_odd_vocabulary_is_exchanged_and_falls_back_at_other_rows(by_torch):

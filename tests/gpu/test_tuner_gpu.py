@@ -15,7 +15,7 @@ from tritile.errors import IsolationWarning
 from tritile.tune import now
 from tritile.tune.subject import answers
 from tritile.tuner.measure.engine import Rules
-from tritile.tuner.measure.workers import Workshop
+from tritile.tuner.measure.workers import PoolRunner
 from tritile.tuner.store.trials import store_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.serial, pytest.mark.usefixtures("forgotten")]
@@ -141,7 +141,7 @@ PERMUTE = PermuteProblem.transposed(1, 1023, 1025, 2)
 
 def test_own_problems_are_searched_checked_and_kept():
     device, kept = current_gpu(), []
-    with Workshop(0) as shop:
+    with PoolRunner(0) as shop:
         keep = lambda digest, trial: kept.append(trial)  # noqa: E731
         done = list(now.tune([MATMUL, PERMUTE], device, shop, keep, Rules(), force=True))
     assert {outcome.problem for outcome in done} == {MATMUL, PERMUTE}

@@ -19,7 +19,7 @@ from tritile.core.device import target_device
 from tritile.families.work import work_of
 from tritile.runtime import native
 from tritile.runtime.ahead import compiling_for
-from tritile.runtime.launch import At, _compiled, placed
+from tritile.runtime.launch import Pointer, _compiled, pointers_to
 from tritile.runtime.native import Loaded
 from tritile.runtime.work import COUNTERS, Buffer, Descriptor
 
@@ -85,12 +85,14 @@ def compiled(problem, config, monkeypatch):
     device = target_device("nvidia-h200")
 
     def make(dtype, elements=0):
-        return At(0, getattr(torch, dtype))
+        return Pointer(0, getattr(torch, dtype))
 
     with compiling_for(device):
         call = call_for(problem)
         work = work_of(call, config, device.processors, True)
-        buffers = placed(call.buffers) | {name: make(section.dtype) for name, section in work.scratch.items()}
+        buffers = pointers_to(call.buffers) | {
+            name: make(section.dtype) for name, section in work.scratch.items()
+        }
         buffers |= {COUNTERS: make("int64")} if work.counters else {}
         kernels = [_compiled(step, buffers) for step in work.steps]
     monkeypatch.setattr(native, "_context_of", lambda device: None)

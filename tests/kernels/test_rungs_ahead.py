@@ -13,7 +13,7 @@ from tests.ahead import later
 from tritile.core.device import target_device
 from tritile.core.problem import KernelProblem
 from tritile.runtime.ahead import compiling_for
-from tritile.runtime.launch import At
+from tritile.runtime.launch import Pointer
 from tritile.tuner.decorated import KernelCall
 from tritile.tuner.measure.shipping import StandIn, pack, unpack
 
@@ -24,7 +24,7 @@ named = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: f"{rung.op}-{run
 
 
 def compiled(rung, n=1024, device=H200):
-    pointers = [At(0, getattr(torch, rung.dtype))] * (3 if rung.op == "matmul" else 2)
+    pointers = [Pointer(0, getattr(torch, rung.dtype))] * (3 if rung.op == "matmul" else 2)
     config = rung.configs[0]
     with compiling_for(device):
         given = rung.arguments(pointers, n, config)

@@ -10,10 +10,14 @@ from tritile.planning import gpu_tables, plans
 from tritile.tuner.store import files
 
 
-@pytest.fixture(params=[triton, tritile], ids=["triton", "tritile"])
+@pytest.fixture(params=["triton", "tritile", "adopted"])
 def autotune(request):
-    """`triton.autotune`, which proves the test, then `tritile.autotune`."""
-    return request.param.autotune
+    """`triton.autotune`, which proves the test, `tritile.autotune`, and Triton's where it is adopted."""
+    if request.param != "adopted":
+        yield {"triton": triton, "tritile": tritile}[request.param].autotune
+        return
+    with tritile.adopt():
+        yield triton.autotune
 
 
 @pytest.fixture

@@ -23,13 +23,13 @@ from tritile.core.device import HOST, target_device
 from tritile.core.problem import KernelProblem
 from tritile.errors import TuningError
 from tritile.tune.subject import problem as subjects
-from tritile.tune.subject.problem import ProblemSubject
+from tritile.tune.subject.problem import TunableProblem
 from tritile.tune.suites import parse_shape
 from tritile.tuner.measure import workers
-from tritile.tuner.measure.bench import Taken
-from tritile.tuner.measure.engine import Rules, Task, tune
+from tritile.tuner.measure.benchmark import Resources
+from tritile.tuner.measure.engine import Rules, TuningTask, tune
 from tritile.tuner.measure.timing import Eager
-from tritile.tuner.measure.workers import Workers, Workshop
+from tritile.tuner.measure.workers import PoolRunner, WorkerPool
 from tritile.tuner.search import Listed
 from tritile.tuner.store.trials import Store
 
@@ -101,12 +101,12 @@ class Fake:
     def compile_check(self, config):
         self.note("foreseen")
 
-    def stage(self, copies):
+    def harness(self, copies):
         if copies > self.memory:
             raise torch.cuda.OutOfMemoryError("no room for operands")
         if self.note("staged") > 1 and self.name == "once":
             raise RuntimeError("the GPU is gone")
-        return _Stage(self, copies)
+        return _Harness(self, copies)
 
 
 class _Timed(Eager):
@@ -114,7 +114,7 @@ class _Timed(Eager):
         return self._run(None)
 
 
-class _Stage:
+class _Harness:
     def __init__(self, subject, copies):
         self.calls = list(range(copies))
         self._subject = subject
@@ -143,8 +143,8 @@ class _Stage:
             case "too large":
                 raise torch.cuda.OutOfMemoryError("no room for a workspace")
         if config["FAULT"] == "broken clock":
-            return (lambda call: -1.0), Taken(32, 0, 0)
-        return (lambda call: float(config["SPEED"])), Taken(32, 0, 0)
+            return (lambda call: -1.0), Resources(32, 0, 0)
+        return (lambda call: float(config["SPEED"])), Resources(32, 0, 0)
 
     def timed(self, config, run):
         return _Timed(run, [0])
@@ -159,7 +159,7 @@ class _Stage:
         return 1e-4
 
 
-class Formula(ProblemSubject):
+class Formula(TunableProblem):
     """Times one of our problems by a formula."""
 
     def compile(self, config):
@@ -167,7 +167,7 @@ class Formula(ProblemSubject):
 
     compile_check = compile
 
-    def stage(self, copies):
+    def harness(self, copies):
         return _FormulaStage(self.problem)
 
 
@@ -177,7 +177,7 @@ class _FormulaStage:
 
     def prepared(self, config):
         us = self._problem.bytes * (1 + len(config.key) % 7 / 10 + config.num_warps / 50)
-        return (lambda call: us), Taken(1, 0, 0)
+        return (lambda call: us), Resources(1, 0, 0)
 
     def timed(self, config, run):
         return _Timed(run, [0])
@@ -207,11 +207,11 @@ class _Quick:
         return process
 
 
-class QuickWorkers(_Quick, Workers):
+class QuickWorkers(_Quick, WorkerPool):
     pass
 
 
-class QuickWorkshop(_Quick, Workshop):
+class QuickWorkshop(_Quick, PoolRunner):
     pass
 
 
@@ -268,7 +268,7 @@ def tuner(folder, expires):
     store = Store(HOST, folder)
     configs = [config(speed) for speed in range(1, 9)] + [config(0.5, "hangs")] + [config(9)]
     known = {t.config: t for t in store.trials("0123456789abcdef", Fake("").problem)}
-    task = Task(Fake(str(folder)), Listed(configs), known)
+    task = TuningTask(Fake(str(folder)), Listed(configs), known)
     rules = Rules(exhaustive=True, batch=1, problem_s=math.inf)
     with QuickWorkshop(None, jobs=1, limit_s=SCREEN_S, folder=folder if expires else None) as shop:
         (tuned,) = tune([task], shop, rules, store.add)
@@ -284,7 +284,7 @@ def enter_rank(rank, ranks, folder):
     with (folder / f"told-{rank}").open("w") as file:
         for output in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), output.fileno())
-    subjects.ProblemSubject, command.Workshop = Formula, QuickWorkshop
+    subjects.TunableProblem, command.PoolRunner = Formula, QuickWorkshop
     shared.gpu_here = lambda *advice: H200
     command.now.time_torch = lambda *asked: None
     cli.app(["tune", *SHAPES, "--op", "transpose", "--dtype", "float16"], prog_name="tritile")

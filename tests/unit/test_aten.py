@@ -20,9 +20,9 @@ from tests.configs import tile
 from tests.operators import SAMPLES
 from tritile.core import settings
 from tritile.core.device import target_device
-from tritile.core.of_torch import constant_in_graphs
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
+from tritile.core.torch_private import constant_in_graphs
 from tritile.errors import InvalidValueError, StoreWarning, TuningError, UnsupportedError
 from tritile.families.registry import digests
 from tritile.families.space import legal_configs
@@ -43,7 +43,7 @@ CONFIG = tile(128, 128, 64, 8, 3)
 PACKED = QuantizedProblem(1000, 2000, 3000, "bfloat16", 4, 128)  # which torch makes as HALF
 
 
-def times(us, margin=1.0, error=0.1, versions=None, classes=("halves-nt",)):
+def times(us, margin=1.0, error=0.1, versions=None, classes=("bf16_nt",)):
     """What predicts `us` for HALF, and the same multiple of the floor for others."""
     one, two = aten.LAYERS
     zeros = [[0.0] * (1 + inputs) for inputs in (aten.INPUTS, one, two)]
@@ -120,13 +120,13 @@ def test_of_a_fit_that_errs_or_of_other_versions_more_is_asked(served, us, margi
 
 @pytest.mark.parametrize("changes", [{"batch": 2}, {"a_layout": "column"}, {"n": 24}, {"m": 1, "k": 4000}])
 def test_at_sizes_unlike_those_that_were_swept_torch_is_not_predicted(served, changes):
-    served(times(1e-6, classes=("halves-nt", "halves-nn", "halves-odd")))
+    served(times(1e-6, classes=("bf16_nt", "bf16_nn", "unaligned_16bit")))
     assert aten.illegal(replace(HALF, **changes)) is None
     assert (family(), family(replace(HALF, **changes))) == ("aten", "tile")
 
 
 def test_backends_modes_and_what_torch_does_not_compute_keep_it_out(served):
-    served(times(10.0, classes=("halves-nt", "halves-nn", "halves-odd")))
+    served(times(10.0, classes=("bf16_nt", "bf16_nn", "unaligned_16bit")))
     assert family() == "aten"
     assert family(by_torch=False) == "tile"
     assert family(replace(HALF, invariant=True)) == "tile"
@@ -310,7 +310,7 @@ def test_times_come_back_from_a_table_and_damaged_ones_are_skipped(tmp_path):
     made, path = times(80.0), tmp_path / "table.json"
     good = made.to_dict()
     wrong = [
-        {"classes": ["x"]}, {"classes": [["halves-nt"]]}, {"classes": []}, {"layers": []}, {"layers": 3},
+        {"classes": ["x"]}, {"classes": [["bf16_nt"]]}, {"classes": []}, {"layers": []}, {"layers": 3},
         {"ranges": [[1.0]]}, {"versions": {"torch": 1}}, {"versions": 1}, {"error": None}, {"sizes": 0},
         {"more": 1},
     ]  # fmt: skip
@@ -507,7 +507,7 @@ def test_mode_tune_measures_once_what_fails_or_cannot_be_written(served, monkeyp
         def end(self, subject):
             pass
 
-    monkeypatch.setattr(now, "borrowed", lambda gpu: contextlib.nullcontext(Shop()))
+    monkeypatch.setattr(now, "shared_runner", lambda gpu: contextlib.nullcontext(Shop()))
     monkeypatch.setattr(now, "tuned_now", tuned_now)
     timed = now.time_torch
     monkeypatch.setattr(now, "time_torch", lambda *given: measured.append("torch") or timed(*given))
@@ -545,8 +545,8 @@ def test_what_torch_refuses_runs_by_tritile(planned, monkeypatch):
     tritile.forget()
     tritile.matmul(a, b)
     (known,) = memo.CALLS.values()
-    (ready,) = known.free
-    known.free = (replace(ready, run=refused),)
+    (cached,) = known.any_alignment
+    known.any_alignment = (replace(cached, run=refused),)
     monkeypatch.setattr(ops_request, "is_by_aten", lambda *given: False)
     with ours:
         tritile.matmul(a, b)

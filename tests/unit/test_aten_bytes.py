@@ -463,7 +463,7 @@ def test_gradients_of_groups_are_torchs(torch_is):
 
 
 def test_the_call_that_is_measured_is_the_same(torch_is, monkeypatch):
-    monkeypatch.setattr(torch_calls.of_torch, "scaled_mm", torch_is.scaled_mm)
+    monkeypatch.setattr(torch_calls.torch_private, "scaled_mm", torch_is.scaled_mm)
     a, b = values((37, 96), E4M3), placed(values((96, 48), E4M3, 1), "column")
     whole, rows = (scale(), scale(seed=3)), (scale(37, 1), scale(1, 48))
     for scales, bias in ((whole, None), (whole, values((48,), BF16)), (rows, values((48,), BF16))):

@@ -11,7 +11,7 @@ import bench as script
 import tritile
 from benchmark_results import read, result
 from tests.unit.test_plan import BLOCKS, H200, _double, meta
-from tritile.core import of_torch
+from tritile.core import torch_private
 from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
@@ -117,7 +117,7 @@ def test_torch_keeps_sums_of_fp8_where_tritile_does(epilogue, precision, monkeyp
         asked.append(use_fast_accum)
         return torch.zeros(a.shape[0], b.shape[1], dtype=out_dtype)
 
-    monkeypatch.setattr(of_torch, "scaled_mm", scaled_mm)
+    monkeypatch.setattr(torch_private, "scaled_mm", scaled_mm)
     call = calls_of(of("float8_e4m3fn", epilogue, precision=precision))[0]
     (way,) = baselines.torch_ways(call).values()
     baselines.into_out(way)(call)
@@ -142,7 +142,7 @@ def test_torch_keeps_sums_of_fp8_where_tritile_does(epilogue, precision, monkeyp
     ],
 )
 def test_every_way_answers_rightly_on_every_call(case, uncompiled, monkeypatch):
-    monkeypatch.setattr(of_torch, "int_mm", lambda a, b: a.int() @ b.int())
+    monkeypatch.setattr(torch_private, "int_mm", lambda a, b: a.int() @ b.int())
     calls = calls_of(case)
     for call in calls:
         for way in baselines.torch_ways(call).values():
@@ -176,12 +176,12 @@ def test_torchs_own_packing_means_the_same_weight(layout, bias, monkeypatch):
         scale, offset = scales.double().repeat_interleave(group_size, 0).unbind(-1)
         return (x.double() @ ((numbers.t() - 8.0) * scale + offset)).to(x.dtype)
 
-    monkeypatch.setattr(of_torch, "int4_packed", int4_packed)
-    monkeypatch.setattr(of_torch, "int4_mm", int4_mm)
+    monkeypatch.setattr(torch_private, "int4_packed", int4_packed)
+    monkeypatch.setattr(torch_private, "int4_mm", int4_mm)
     call, other = calls_of(of("bfloat16", bias, op="linear_quantized", layout=layout, k=384))
     for way in baselines.torch_ways(call).values():
         assert error_of(way, call) < 4e-3
-    monkeypatch.setattr(of_torch, "int4_packed", lambda pairs, _: int4_packed(pairs, 8).flip(1))
+    monkeypatch.setattr(torch_private, "int4_packed", lambda pairs, _: int4_packed(pairs, 8).flip(1))
     with pytest.raises(TuningError, match="wrong answer"):
         error_of(baselines.by_packed_weight(other), other)
 

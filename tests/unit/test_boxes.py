@@ -132,7 +132,7 @@ def test_a_portfolio_that_holds_boxes_chooses_among_them_alone():
 
 def test_where_a_portfolio_holds_none_boxes_run_by_their_formula(monkeypatch):
     thin = problem((3, 9999999), (1, 0), 1)  # of no other test, as plans are kept
-    found, *rest = gpu_tables.portfolio("permute-1", H200)
+    found, *rest = gpu_tables.portfolio("permute_1", H200)
     tiles = [i for i, config in enumerate(found.configs) if config.family == "tile"]
     configs, constants = (tuple(each[i] for i in tiles) for each in (found.configs, found.constants))
     alone = Portfolio(found.name, configs, constants, found.loss)

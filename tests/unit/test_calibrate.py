@@ -25,7 +25,7 @@ from tritile.tune.calibrate import fit, run, sweep
 from tritile.tune.calibrate.draw import drawn
 
 H200, A100 = target_device("nvidia-h200"), target_device("sm_80")
-NAME = "permute-2"  # a class of few legal configs
+NAME = "permute_2"  # a class of few legal configs
 SPLIT_OFF, NOISE = 0.6, 0.01  # by which what programs share takes less than the model thinks
 
 
@@ -69,7 +69,9 @@ def few_candidates(count, name=NAME, device=H200):
     return sorted(weights, key=weights.get, reverse=True)[:count]
 
 
-@pytest.mark.parametrize(("name", "slow"), [("halves-nn", 1), ("halves-odd", 2), ("fp8", 0.5), ("parts", 3)])
+@pytest.mark.parametrize(
+    ("name", "slow"), [("bf16_nn", 1), ("unaligned_16bit", 2), ("fp8", 0.5), ("fp16x3", 3)]
+)
 def test_half_of_the_dense_products_need_20_us_at_the_roof(name, slow):
     """At 800 TFLOP/s of 16-bit types, which others take `slow` times as long for, and at 4240 GB/s."""
 
@@ -85,7 +87,7 @@ def test_half_of_the_dense_products_need_20_us_at_the_roof(name, slow):
 
 
 def test_likely_configs_are_near_the_best_and_such_as_portfolios_hold():
-    problem = drawn("halves-nn", 1, "one")[0]
+    problem = MatmulProblem(1, 50, 1408, 20736, "bfloat16", "bfloat16")
     found = likely(problem, H200)
     best = model.pick(problem, H200)
     assert found[sweep.banded(best)] == min(found.values())
@@ -103,40 +105,40 @@ def unsplit(config):
 
 
 def test_aligned_products_on_hopper_have_warpgroups_in_the_place_of_unsplit_descriptors(monkeypatch, hasty):
-    monkeypatch.setattr(run, "Workers", ThreadPoolExecutor)
+    monkeypatch.setattr(run, "WorkerPool", ThreadPoolExecutor)
     problem, odd = (MatmulProblem(1, 4096, 4096, k, "bfloat16", "bfloat16") for k in (4096, 4097))
     plain = tma(128, 128, 64, 8, 4, persistent=True)
     known = table.Table({}, {}, (table.Entry(problem, plain, 1.0), table.Entry(odd, plain, 1.0)))
     for one, name, device, some in (
-        (problem, "halves-nn", H200, False),
-        (problem, "halves-nn", target_device("b200"), True),
-        (replace(odd, a_align=2), "halves-odd", H200, True),
+        (problem, "bf16_nn", H200, False),
+        (problem, "bf16_nn", target_device("b200"), True),
+        (replace(odd, a_align=2), "unaligned_16bit", H200, True),
     ):
         found = run.candidates(name, [one], device, [known], 200)
         assert any(map(unsplit, found)) == some
-        assert (plain in found) == (name == "halves-nn" and some)
+        assert (plain in found) == (name == "bf16_nn" and some)
 
     configs = [plain, *(warpgroups(128, n, 64, 2, 4) for n in (16, 32, 48, 64, 80))]
-    sizes = drawn("halves-nn", 8, "")
+    sizes = drawn("bf16_nn", 8, "")
     rows = [sweep.Row(size, dict(zip(configs, range(1, 7), strict=True)), 1.0) for size in sizes]
-    measured = run.Measured("halves-nn", rows, H200)
+    measured = run.Measured("bf16_nn", rows, H200)
     assert plain not in measured.portfolio(measured.left_out()).configs
     assert measured.fastest.tolist() == 8 * [1.0]  # what it was timed at counts
     with pytest.raises(TuningError, match="too few"):
-        run.Measured("halves-nn", [row._replace(times=dict.fromkeys(configs[:5], 1.0)) for row in rows], H200)
+        run.Measured("bf16_nn", [row._replace(times=dict.fromkeys(configs[:5], 1.0)) for row in rows], H200)
 
 
 def test_candidates_hold_what_is_known_and_one_for_every_size(monkeypatch):
-    monkeypatch.setattr(run, "Workers", ThreadPoolExecutor)
+    monkeypatch.setattr(run, "WorkerPool", ThreadPoolExecutor)
     monkeypatch.setattr(run, "likely", likely)
     shipped, *_ = gpu_tables.shipped(H200)
     deep = MatmulProblem(1, 48, 64, 25600, "bfloat16", "bfloat16", b_layout="column")
-    problems = [*drawn("halves-nt", 2, "candidates"), deep]
-    found = run.candidates("halves-nt", problems, H200, [shipped], 150)
-    own = {sweep.banded(config) for config in shipped.portfolios["halves-nt"].configs}
+    problems = [*drawn("bf16_nt", 2, "candidates"), deep]
+    found = run.candidates("bf16_nt", problems, H200, [shipped], 150)
+    own = {sweep.banded(config) for config in shipped.portfolios["bf16_nt"].configs}
     assert own <= set(found)
     assert len(set(found)) == len(found) == 150
-    few = run.candidates("halves-nt", problems, H200, [], 20)
+    few = run.candidates("bf16_nt", problems, H200, [], 20)
     assert len(few) == 20
     for problem in problems:
         times = likely(problem, H200)
@@ -146,12 +148,12 @@ def test_candidates_hold_what_is_known_and_one_for_every_size(monkeypatch):
 
 def test_how_far_a_kind_is_off_is_learnt():
     shipped, *_ = gpu_tables.shipped(H200)
-    chooser = sweep.Chooser(shipped.portfolios["halves-nt"].configs, H200)
+    chooser = sweep.Chooser(shipped.portfolios["bf16_nt"].configs, H200)
 
     def splits(problem):
         return [sweep.kind_of(config)[1] for config in chooser.choose(problem)]
 
-    problem, other = itertools.islice((p for p in drawn("halves-nt", 99, "") if len({*splits(p)}) == 2), 2)
+    problem, other = itertools.islice((p for p in drawn("bf16_nt", 99, "") if len({*splits(p)}) == 2), 2)
     split = [config for config in chooser.choose(other) if sweep.kind_of(config)[1]]
     chooser.learn(other, {config: 9.0 * model.predict_us(config, other, H200) for config in split})
     assert not any(splits(problem))
@@ -231,15 +233,15 @@ def test_the_next_class_is_compiled_while_one_is_timed(few, tmp_path, monkeypatc
 
     monkeypatch.setattr(sweep, "compile_all", compile_all)
     monkeypatch.setattr(sweep, "timed", lambda *given: second.wait() and time(*given))
-    calibrating.calibrate([NAME, "permute-4"], H200, 12, 6, math.inf, tmp_path / "t.json", None)
-    assert set(table.read(tmp_path / "t.json").portfolios) == {NAME, "permute-4"}
+    calibrating.calibrate([NAME, "permute_4"], H200, 12, 6, math.inf, tmp_path / "t.json", None)
+    assert set(table.read(tmp_path / "t.json").portfolios) == {NAME, "permute_4"}
 
 
 def test_classes_are_named_and_those_that_a_gpu_cannot_run_are_left_out(few, tmp_path, capsys):
     assert calibrating.classes_of(["all"]) == list(calibrating.MEASURED)
     assert calibrating.classes_of(["fp8", "fp8"]) == ["fp8"]
-    for names in (["halves"], ["halves-nn", "none"]):
-        with pytest.raises(InvalidValueError, match="halves-nn"):
+    for names in (["halves"], ["bf16_nn", "none"]):
+        with pytest.raises(InvalidValueError, match="bf16_nn"):
             calibrating.classes_of(names)
     path = tmp_path / "a100.json"
     calibrating.calibrate([NAME, "fp8"], A100, 12, 6, math.inf, path, None)
@@ -264,6 +266,6 @@ def test_a_good_portfolio_is_not_given_up_for_a_few_sizes_nor_anothers_file(few,
         calibrate(12, device=replace(H200, name="NVIDIA X1"))
     old = table.read(path)
     stale = dict.fromkeys(old.kernels, "0" * 16)
-    table.write(replace(old, kernels=stale, portfolios={"permute-4": replace(whole, name="permute-4")}), path)
+    table.write(replace(old, kernels=stale, portfolios={"permute_4": replace(whole, name="permute_4")}), path)
     calibrate(12)
     assert set(table.read(path).portfolios) == {NAME}

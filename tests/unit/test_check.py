@@ -58,6 +58,22 @@ def arguments(n):
     return torch.arange(n, dtype=torch.float32), torch.empty(n), n
 
 
+@pytest.mark.parametrize("restored", [["out"], None], ids=["restored", "poisoned"])
+def test_a_reference_that_writes_to_its_arguments_proves_nothing(restored):
+    """What it wrote is not what the kernel wrote."""
+
+    def in_place(x, out, n):
+        out.copy_(right(x, n)["out"])
+        return {"out": out}
+
+    def check(kernel):
+        return tritile.check(kernel, *arguments(64), grid=lambda meta: (1,))
+
+    assert check(decorated(reference=in_place, restore_value=restored))
+    lazy = config(16, STOPS=1 << 20)  # it stores nothing
+    assert not check(decorated([lazy], reference=in_place, restore_value=restored))
+
+
 def test_configs_that_are_right_are_told_with_the_calls_that_they_were_right_on():
     x, out, n = arguments(64)
     out.fill_(7.0)
@@ -89,7 +105,7 @@ def test_a_fault_is_found_at_the_sizes_where_it_shows(fault, reason, at, is_seen
     if not is_seen:
         request.getfixturevalue("guards_alone")
     elif not fault.kwargs["LOADS"]:
-        reason = "read outside the memory of its arguments: right behind the end of x"
+        reason = "read outside the memory of its arguments: just past the end of x"
     kernel = decorated([*GOOD, fault])
     assert bool(tritile.check(kernel, *arguments(64), grid=(1,))) is (at == 63)
     found = tritile.check(kernel, 64, make=arguments, grid=(1,))
@@ -193,9 +209,9 @@ def outcome_of(fault, dtype=torch.float32, reference=lambda x, y: {"out": x.sqrt
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ("reads", "read outside the memory of its arguments: right behind the end of y"),
-        ("reads and drops", "read outside the memory of its arguments: right behind the end of y"),
-        ("adds nothing", "wrote outside the memory of its arguments: right behind the end of y"),
+        ("reads", "read outside the memory of its arguments: just past the end of y"),
+        ("reads and drops", "read outside the memory of its arguments: just past the end of y"),
+        ("adds nothing", "wrote outside the memory of its arguments: just past the end of y"),
         ("reads nowhere", "read outside the memory of its arguments"),
         ("reads far", "read outside the memory of its arguments"),
         ("writes far", "wrote outside the memory of its arguments"),

@@ -171,7 +171,7 @@ def test_a_warning_is_one_line(capsys):
 # before the command sets a variable.
 RANK = "WORLD_SIZE=2 RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2"
 USAGE = {
-    "tun 8x8x8": "no command 'tun': did you mean tune?",
+    "tun 8x8x8": "no command 'tun': did you mean tune or run?",
     "tune 8 8": "MxNxK",
     "tune 8x8x8 --dtype int5": "'int5': matmul takes float64, float32, float16",
     "tune 8x8x8 --layout NS": "'NS': matmul takes NN, NT, TN, TT",
@@ -182,7 +182,7 @@ USAGE = {
     f"{RANK} tune 8x8x8 --json": "are for one process",
     "tune 8x8x8 --output t.json": "--output is for --calibrate",
     "tune --calibrate all --output notes.txt/t.json": "notes.txt is not a folder",
-    "tune --calibrate nothing": "--calibrate 'nothing': expected one of all, halves-nn",
+    "tune --calibrate nothing": "--calibrate 'nothing': expected one of all, bf16_nn",
     "explain 64 64 0 --target sm_90": "0",
     "explain 64x64x64 --op conv --target sm_90": "conv",
     "explain 64x64x64 --config 'tile BLOCK_M=5' --target sm_90": "BLOCK_M=5 together with tile",
@@ -208,7 +208,7 @@ USAGE = {
     "compile 8x8x8": "there is no GPU here: name one",
     "tune --suite qick": "--suite 'qick': did you mean quick?",
     "tune 8x8x8 --op transposed": "--op 'transposed': did you mean transpose?",
-    "tune --calibrate halfs": "did you mean halves-nn or halves-nt or halves-odd?",
+    "tune --calibrate bf16": "did you mean bf16_nt or bf16_nn",
     "explain 8x8x8 --target nvidia-h201": "(did you mean nvidia-h20",
     "explain 8x8x8 --target ''": "--target '': expected one of h200 (nvidia-h200), h100",
     "tune 8x8x8 --target ''": "--target '': expected one of",
@@ -221,7 +221,7 @@ USAGE = {
     "compile 8x8x8 --suite llm --activation silu --target h200": "--activation does not go with --suite",
     "compile --bias --target h200": "--bias is for shapes",
     "explain 8x8x8 --dtype complex64 --target h200": "dtype 'complex64': matmul takes float64",
-    "tune --calibrate permute-3": "--calibrate 'permute-3': did you mean permute-",
+    "tune --calibrate permute_3": "--calibrate 'permute_3': did you mean permute_",
     "tune 8x8x8 --target h201": "expected one of h200 (nvidia-h200)",
     "tune 8x8x8 --target v100": "for others see the page 'Add my GPU'",
     "tune --model steps:step --suite quick": "--model does not go with --suite: it measures what",
@@ -333,7 +333,7 @@ def test_shapes_dtypes_layouts_and_gpus_are_taken_as_people_type_them(words, lab
 # Commands that print a table; each takes --json.
 TABLES = {
     "doctor": "none that torch can use",
-    "show --target h200": "halves-nn",
+    "show --target h200": "bf16_nn",
     "explain 64 48 32 --target H200": "64x48x32",
     "explain 32x32x32": "on NVIDIA H200",
     "ladder.py 8 --op transpose": "row by row",
@@ -714,7 +714,7 @@ def searches(monkeypatch):
         )
 
     monkeypatch.setattr(tune_module.devices, "current_gpu", lambda: H200)
-    monkeypatch.setattr(tune_module, "Workshop", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(tune_module, "PoolRunner", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(tune_module.now, "tune", tune)
     monkeypatch.setattr(tune_module.now, "time_torch", time_torch)
     monkeypatch.setattr(
@@ -812,7 +812,7 @@ def test_tune_for_the_gpu_that_is_here_measures(searches):
 
 @pytest.mark.parametrize("words", ["tune 299x256x256 --dtype fp16", "bench 64x64x64"])
 def test_a_pinned_table_that_is_not_there_ends_it_before_anything_is_measured(words, searches, monkeypatch):
-    monkeypatch.setattr(tune_module, "Workshop", lambda *_, **__: pytest.fail("measures"))
+    monkeypatch.setattr(tune_module, "PoolRunner", lambda *_, **__: pytest.fail("measures"))
     monkeypatch.setattr("tritile.lab.bench.measured", lambda *_, **__: pytest.fail("measures"))
     environ = {"TRITILE_TABLE": "no/such.json"}
     assert refused(*words.split(), status=1, env=environ).startswith(

@@ -49,7 +49,7 @@ def _fresh():
 @pytest.fixture
 def wins(monkeypatch):
     """Every layer wins, and tritile makes each call of an exchanged one."""
-    monkeypatch.setattr(CONVERT, "judged", lambda *call: WINS)
+    monkeypatch.setattr(CONVERT, "compare", lambda *call: WINS)
     monkeypatch.setattr(exchanged, "by_tritile", lambda *call: True)
 
 
@@ -213,7 +213,7 @@ def test_converting_again_decides_anew_and_never_twice(wins, monkeypatch):
     for how in (by_rows, by_rows, {"always": True}):
         assert convert(model, **how).exchanged == ("0",)
         assert type(model[0]) is (AlwaysLinear if "always" in how else ConvertedLinear)
-    monkeypatch.setattr(CONVERT, "judged", lambda *call: LOSES)
+    monkeypatch.setattr(CONVERT, "compare", lambda *call: LOSES)
     assert convert(model, **by_rows).exchanged == ()
     assert type(model[0]) is nn.Linear
     convert(model, always=True)
@@ -357,7 +357,7 @@ def test_conv1d_is_predicted_by_its_own_layout(conv1d):
 
 def test_a_recorded_forward_decides(net, monkeypatch):
     asked = []
-    monkeypatch.setattr(CONVERT, "judged", lambda *call: asked.append(call) or WINS)
+    monkeypatch.setattr(CONVERT, "compare", lambda *call: asked.append(call) or WINS)
     frozen = nn.Linear(8, 4, dtype=FP64).requires_grad_(False)
 
     def forward():
@@ -407,11 +407,11 @@ def runs(monkeypatch, decided):
     """Who multiplied, call by call, on a GPU that is not there; `decided`: tritile wins from 100 rows on."""
     made = []
 
-    def judged(call, weight, bias, device, index):
+    def compare(call, weight, bias, device, index):
         decided.append(call)
         return WINS if call.rows >= 100 else LOSES
 
-    monkeypatch.setattr(exchanged, "judged", judged)
+    monkeypatch.setattr(exchanged, "compare", compare)
     monkeypatch.setattr(exchanged, "linear", lambda *given, precision: made.append("tritile"))
     monkeypatch.setattr(exchanged, "torch_linear", lambda *given: made.append("torch"))
     with mock_gpu("nvidia-h200"):
@@ -485,7 +485,7 @@ def test_batch_invariant_calls_are_tritiles_and_what_it_does_not_compute_is_torc
     layer = as_exchanged(large(8, 16))
     with tritile.batch_invariant():
         layer(on_meta(3, 8))
-    monkeypatch.setattr(exchanged, "judged", MagicMock(side_effect=NotTunedError("no")))
+    monkeypatch.setattr(exchanged, "compare", MagicMock(side_effect=NotTunedError("no")))
     layer(on_meta(200, 8))
     assert runs == ["tritile", "torch"]
 
@@ -504,8 +504,8 @@ WEIGHTS = {BF16: (50257, 768), FP32: (4096, 4096), FP64: (4096, 4096)}
 TILE = tritile.Config.of(family="tile")
 
 
-def judged(call=CALL, index=None, bias=None):
-    return exchanged.judged(call, on_meta(*WEIGHTS[call.dtype], dtype=call.dtype), bias, HERE, index)
+def compare(call=CALL, index=None, bias=None):
+    return exchanged.compare(call, on_meta(*WEIGHTS[call.dtype], dtype=call.dtype), bias, HERE, index)
 
 
 def planned_as(monkeypatch, *found):
@@ -522,7 +522,7 @@ def planned_as(monkeypatch, *found):
 
 def test_the_products_of_a_call_and_of_its_gradients(monkeypatch):
     found = planned_as(monkeypatch, *[{}] * 3)
-    judged(CALL._replace(grad_input=True, grad_weight=True), bias=on_meta(50257))
+    compare(CALL._replace(grad_input=True, grad_weight=True), bias=on_meta(50257))
     assert [(each.m, each.n, each.k, each.b_layout) for each in found] == [
         (8000, 50257, 768, "column"),
         (8000, 768, 50257, "row"),
@@ -568,7 +568,7 @@ def plan(source, torch_us, error=0.0):
 )
 def test_how_a_plan_is_compared(monkeypatch, call, plan, ratio, source, why):
     planned_as(monkeypatch, plan)
-    found = judged(call)
+    found = compare(call)
     assert (found.ratio, found.source, found.wins, found.why) == (ratio, source, why == "", why)
 
 
@@ -607,7 +607,7 @@ TORCHS = Comparison(0.5, False, "predicted", 1000.0, by_torch=True)
 def test_the_ratio_of_a_call_is_the_mean_over_its_products(monkeypatch, products, ratio, win):
     given = iter(products)
     monkeypatch.setattr(exchanged, "_compared", lambda *problem: next(given))
-    found = judged(CALL._replace(grad_input=len(products) > 1, grad_weight=len(products) > 2))
+    found = compare(CALL._replace(grad_input=len(products) > 1, grad_weight=len(products) > 2))
     assert found.ratio == pytest.approx(ratio)
     assert found.wins == win
     is_ahead = len(products) > 1 and all(each.wins for each in products)
@@ -625,16 +625,16 @@ def test_mode_tune_measures_on_a_gpu_that_is_here_and_only_what_a_class_has(monk
 
     monkeypatch.setattr(exchanged, "planned", planned)
     with tritile.mode("tune"):
-        assert judged().source == "predicted"  # a GPU that is not here
-        assert judged(index=0).source == "measured"
-        assert "products of float64 ieee" in judged(LayerCall(8000, FP64), 0).why
+        assert compare().source == "predicted"  # a GPU that is not here
+        assert compare(index=0).source == "measured"
+        assert "products of float64 ieee" in compare(LayerCall(8000, FP64), 0).why
     assert done == [("bfloat16", 0, True)]
 
 
 @pytest.mark.parametrize(("mode", "known"), [("off", False), ("strict", True)])
 def test_mode_off_knows_nothing_of_torch_and_strict_refuses_no_decision(mode, known):
     with tritile.mode(mode):
-        found = judged()
+        found = compare()
     assert (found.ratio is not None) == found.wins == known
 
 
@@ -642,7 +642,7 @@ def test_fp32_follows_torchs_setting(monkeypatch, cuda_matmul):
     found = planned_as(monkeypatch, *[{}] * 3)
     for setting in ("none", "ieee", "tf32"):
         cuda_matmul.fp32_precision = setting
-        judged(LayerCall(8000, FP32))
+        compare(LayerCall(8000, FP32))
     assert [each.precision for each in found] == ["ieee", "ieee", "tf32"]
 
 

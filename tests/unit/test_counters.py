@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.configs import tma
-from tritile.core.of_torch import is_external
+from tritile.core.torch_private import is_external
 from tritile.families.work import work_of
 from tritile.ops.products import matmul_call
 from tritile.runtime import counters, launch
@@ -142,7 +142,7 @@ def test_after_a_launch_that_failed_nothing_has_its_counters(gpu, monkeypatch):
     a, b, out = (torch.zeros(256, 256, dtype=torch.bfloat16) for _ in range(3))
     call = matmul_call(a, b, out, "ieee")
     work = work_of(call, tma(64, 64, 64, 4, 4, split=2), 132, False)
-    made = launch.Launch(work, [Kernel() for _ in work.steps], launch.placed(call.buffers), 0)
+    made = launch.Launch(work, [Kernel() for _ in work.steps], launch.pointers_to(call.buffers), 0)
     kept.make_ready()
     reserve, other = gpu.made[-1], kept.take(4, gpu.on(4096))
     gpu.on(0)

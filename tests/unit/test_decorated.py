@@ -21,11 +21,11 @@ from tritile.core.problem import KernelProblem
 from tritile.core.source import source_hash
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.tuner import decorated
-from tritile.tuner.decorated import REFERENCE, KernelCall, KernelSubject, measured, tuned_elsewhere
+from tritile.tuner.decorated import REFERENCE, KernelCall, TunableKernel, measured, tune_in_workers
 from tritile.tuner.measure import workers
-from tritile.tuner.measure.engine import Rules, Task
+from tritile.tuner.measure.engine import Rules, TuningTask
 from tritile.tuner.measure.outputs import poison
-from tritile.tuner.measure.shipping import HOST_GUARD, Memory, StandIn, pack, unpack
+from tritile.tuner.measure.shipping import HOST_GUARD, GuardedMemory, StandIn, pack, unpack
 from tritile.tuner.search import Listed
 from tritile.tuner.store.trial import Trial
 from tritile.tuner.store.trials import store_of
@@ -71,14 +71,14 @@ def right(x, N):
 def staged(tmp_path, **rest):
     x, out = torch.randn(90), torch.zeros(77)
     call = call_of(x, out, **rest)
-    subject = KernelSubject(PROBLEM, HOST, "0" * 16, pack(call, tmp_path, LIMIT, host_too=True))
-    return subject, subject.stage(2)
+    subject = TunableKernel(PROBLEM, HOST, "0" * 16, pack(call, tmp_path, LIMIT, host_too=True))
+    return subject, subject.harness(2)
 
 
 def sent(value, tmp_path):
     """Return a value as another process rebuilds it, and the memory that it gets there."""
     shipment = pack(value, tmp_path, LIMIT, host_too=True)
-    memory = Memory(shipment.blocks, torch.load(shipment.file), "cpu")
+    memory = GuardedMemory(shipment.blocks, torch.load(shipment.file), "cpu")
     return unpack(shipment, memory.tensor), memory
 
 
@@ -94,7 +94,7 @@ def test_what_is_packed_comes_back_with_its_memory(tmp_path):
     assert got["both"][0].data_ptr() % 16 == both.data_ptr() % 16  # as host memory is aligned
     got["left"].fill_(0)
     assert not torch.equal(base[1:, ::2], got["left"])
-    assert memory.whole()
+    assert memory.is_intact()
 
 
 @pytest.mark.parametrize("at", [0, -1])
@@ -102,9 +102,9 @@ def test_a_guard_that_is_written_is_found(tmp_path, at):
     (got,), memory = sent([torch.zeros(50)], tmp_path)
     around = torch.empty(0, dtype=torch.uint8).set_(got.untyped_storage())
     assert around.numel() == 2 * HOST_GUARD + 200
-    assert memory.whole()
+    assert memory.is_intact()
     around[at] = 0
-    assert not memory.whole()
+    assert not memory.is_intact()
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,14 @@ def test_a_scripts_kernel_is_compiled_in_another_process_for_a_gpu_that_is_not_h
     kernel, launched = script["kernel"].fn, {"grid": script["grid"]}
     call = KernelCall(PROBLEM, H200, "0" * 16, kernel, ("x",), (torch.zeros(64),), launched)
     shipment = pack(call, tmp_path, LIMIT, host_too=True)
-    subject = KernelSubject(PROBLEM, H200, "0" * 16, shipment)
+    subject = TunableKernel(PROBLEM, H200, "0" * 16, shipment)
     with QuickWorkers(1, server=server) as pool:
         assert pool.submit(subject.compile, Config.of(BLOCK=64), limit_s=LONG_S).result() is None
         bad = pool.submit(subject.compile, Config.of(BLOCK=66), limit_s=LONG_S)
         assert "power of 2" in str(bad.exception())
     assert len(list((tmp_path / "cache").rglob("kernel.cubin"))) == 1
     # Copies share one kernel: one for each would be loaded for each, amid the capture of a graph.
-    first, second = KernelSubject(PROBLEM, HOST, "0" * 16, shipment).stage(2).calls
+    first, second = TunableKernel(PROBLEM, HOST, "0" * 16, shipment).harness(2).calls
     assert first.fn is second.fn
     assert first.fn is not kernel
 
@@ -208,21 +208,21 @@ def test_a_kernel_goes_as_it_was_jitted_though_its_file_was_edited(tmp_path, mon
 def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(server, monkeypatch):
     """As where a module that it needs is not found there: it can be measured here all the same."""
     quick = functools.partial(QuickWorkshop, jobs=1, server=server)
-    monkeypatch.setattr(workers, "Workshop", quick)
+    monkeypatch.setattr(workers, "PoolRunner", quick)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1 << 20)  # which no process can use
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (LIMIT, LIMIT))
     call, kept = call_of(torch.randn(90), torch.zeros(77), device=H200), []
-    task = Task(KernelSubject(PROBLEM, H200, "0" * 16), Listed([GOOD]))
+    task = TuningTask(TunableKernel(PROBLEM, H200, "0" * 16), Listed([GOOD]))
     rules = Rules(exhaustive=True, problem_s=math.inf)
     with pytest.raises(UnsupportedError, match="cannot run in another process: its operands cannot be made"):
-        tuned_elsewhere(call, task, rules, lambda *trial: kept.append(trial))
+        tune_in_workers(call, task, rules, lambda *trial: kept.append(trial))
     assert not kept
 
 
 def test_where_all_is_known_nothing_is_packed(monkeypatch):
     """Else a call would write its memory to a file in each process that makes it."""
     kernel = tritile.autotune([GOOD.to_triton()], ["N"])(scale)
-    monkeypatch.setattr(decorated, "tuned_elsewhere", None)
+    monkeypatch.setattr(decorated, "tune_in_workers", None)
     call = kernel.call((torch.randn(77), torch.ones(77), 77), {}, H200)
     store_of(H200).add(kernel.digest, Trial(call.problem, GOOD, 3.0))
     assert Config.from_triton(measured(kernel, call)) == GOOD
@@ -258,7 +258,7 @@ def test_hooks_make_every_copy_as_it_was(tmp_path):
         call.named["out"].fill_(5)
     stage._before(GOOD)
     for call in stage.calls:
-        assert torch.equal(call.named["x"], stage._right.named["x"])
+        assert torch.equal(call.named["x"], stage._original.named["x"])
         assert not call.named["out"].any()
 
 
@@ -280,7 +280,7 @@ def test_a_space_is_searched_by_the_rules_of_every_search_on_copies_of_a_calls_t
         rules.append(given)
         keep(call.source, Trial(call.problem, GOOD, 3.0))
 
-    monkeypatch.setattr(decorated, "tuned_elsewhere", tuned)
+    monkeypatch.setattr(decorated, "tune_in_workers", tuned)
     space = tritile.Space({"BLOCK": (32,), "STRAY": (0,)})
     kernel = tritile.autotune(space, ["N"], reset_to_zero=["out"])(scale)
     assert Config.from_triton(measured(kernel, kernel.call((torch.randn(77), out, 77), {}, H200))) == GOOD

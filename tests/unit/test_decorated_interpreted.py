@@ -26,7 +26,7 @@ from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import HOST
 from tritile.errors import TuningError, UntunedWarning
-from tritile.tuner.decorated import KernelSubject
+from tritile.tuner.decorated import TunableKernel
 from tritile.tuner.measure.shipping import pack
 from tritile.tuner.store.trials import store_of
 
@@ -61,8 +61,8 @@ def test_an_answer_is_checked_on_copies_between_guards(tmp_path, reference, stra
 def test_an_output_that_is_an_input_too_is_not_poisoned(tmp_path):
     x = torch.randn(77)
     call = call_of(x, x, reference=right)
-    subject = KernelSubject(PROBLEM, HOST, "0" * 16, pack(call, tmp_path, LIMIT, host_too=True))
-    assert subject.stage(1).check(GOOD, None) == 0.0
+    subject = TunableKernel(PROBLEM, HOST, "0" * 16, pack(call, tmp_path, LIMIT, host_too=True))
+    assert subject.harness(1).check(GOOD, None) == 0.0
 
 
 def host_call(reference, *strays, **told):

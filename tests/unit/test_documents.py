@@ -184,7 +184,7 @@ def test_the_page_on_tuning_says_which_portfolios_ship():
     for names, _, *cells in re.findall(
         r"^\| (`.*`) \| (.*) \| (.*) \| (.*) \|$", PAGES["tuning.md"].read_text(), re.M
     ):
-        shown |= dict.fromkeys(re.findall(r"`([a-z0-9-]+)`", names), cells)
+        shown |= dict.fromkeys(re.findall(r"`([a-z0-9_]+)`", names), cells)
     similar = "measured on a similar GPU, NVIDIA H200"
     for name in MEASURED:
         for target, cell in zip(("nvidia-h200", "sm_90"), shown[name], strict=True):
@@ -349,7 +349,7 @@ def test_every_example_is_short_and_run():
 
 
 class Thread(ThreadPoolExecutor):
-    """Stands for the processes of a Workers, which import torch first."""
+    """Stands for the processes of a WorkerPool, which import torch first."""
 
     def __init__(self, jobs):
         super().__init__(1)
@@ -377,6 +377,6 @@ def test_it_runs_without_a_gpu(name, capsys, monkeypatch):
     script = ROOT / "examples" / f"{name}.py"
     monkeypatch.setattr("sys.argv", [str(script)])
     monkeypatch.setattr("subprocess.run", _here(subprocess.run))
-    monkeypatch.setattr(warm, "Workers", Thread)
+    monkeypatch.setattr(warm, "WorkerPool", Thread)
     runpy.run_path(str(script), run_name="__main__")
     assert SAID[name] in capsys.readouterr().out

@@ -127,10 +127,10 @@ def test_the_element_next_to_a_buffer_is_guarded(problem, name, where, monkeypat
     assert call.problem == problem
     tensor = call.buffers[name].tensor
     tensor.zero_()
-    assert memory.whole()
+    assert memory.is_intact()
     place = tensor.storage_offset() + (-1 if where == "ahead of" else tensor.numel())
     tensor.as_strided((1,), (1,), place).zero_()
-    assert not memory.whole()
+    assert not memory.is_intact()
 
 
 def test_an_output_is_poisoned_ahead_of_a_check(monkeypatch):

@@ -25,8 +25,8 @@ from tests.unit.helpers_for_fork_servers import LONG_S, Fake, QuickWorkers, Quic
 from tritile.cli.tuning import ranks
 from tritile.core.device import HOST
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.tuner.measure.engine import Rules, Task, has_more, tune
-from tritile.tuner.measure.workers import WorkerError, Workers, Workshop
+from tritile.tuner.measure.engine import Rules, TuningTask, has_more, tune
+from tritile.tuner.measure.workers import PoolRunner, WorkerError, WorkerPool
 from tritile.tuner.search import Listed
 from tritile.tuner.store.trial import Trial
 from tritile.tuner.store.trials import Store
@@ -57,7 +57,7 @@ def workers(server):
 def run(shop, folder, *configs, rules=RULES, **rest):
     """Tune one fake; what came of it, and the trials that were kept, the last of each config."""
     kept = {}
-    task = Task(Fake(str(folder)), Listed(configs), **rest)
+    task = TuningTask(Fake(str(folder)), Listed(configs), **rest)
     (tuned,) = tune([task], shop, rules, lambda digest, trial: kept.__setitem__(trial.config, trial))
     return tuned, kept
 
@@ -116,10 +116,10 @@ def test_a_subject_that_fails_as_a_whole_fails_alone(shop, tmp_path):
 
     folder, broken = str(tmp_path), [config(1, "refused"), config(2, "does not load")]
     tasks = [
-        Task(Fake(folder, "huge", memory=0), Listed([config(1)])),
-        Task(Fake(folder, "none"), Nothing([config(1)])),
-        Task(Fake(folder, "broken"), Listed(broken)),
-        Task(Fake(folder, "small"), Listed([config(1)])),
+        TuningTask(Fake(folder, "huge", memory=0), Listed([config(1)])),
+        TuningTask(Fake(folder, "none"), Nothing([config(1)])),
+        TuningTask(Fake(folder, "broken"), Listed(broken)),
+        TuningTask(Fake(folder, "small"), Listed([config(1)])),
     ]
     kept = []
     tuned = {t.problem.kernel: t for t in tune(tasks, shop, RULES, lambda digest, trial: kept.append(trial))}
@@ -137,7 +137,7 @@ def test_a_search_ends_when_its_problem_has_had_its_time_or_is_stopped_between_t
     tuned, kept = run(shop, tmp_path, *map(config, range(1, 90)), rules=rules)
     assert 1 <= len(kept) <= 8
     assert tuned.best is not None
-    tasks = [Task(Fake(str(tmp_path), f"p{i}"), Listed([config(i + 1), config(9)])) for i in range(6)]
+    tasks = [TuningTask(Fake(str(tmp_path), f"p{i}"), Listed([config(i + 1), config(9)])) for i in range(6)]
 
     def found(*going_on):
         answers = iter(going_on)
@@ -152,7 +152,7 @@ def test_a_search_ends_when_its_problem_has_had_its_time_or_is_stopped_between_t
 def test_no_config_is_blamed_where_operands_cannot_be_made_again(shop, tmp_path):
     """Let one crash; the others are not measured any more, and are not held to be bad."""
     crash, kept = config(1, "crashes"), []
-    task = Task(Fake(str(tmp_path), "once"), Listed([crash, config(2), config(3)]))
+    task = TuningTask(Fake(str(tmp_path), "once"), Listed([crash, config(2), config(3)]))
     (tuned,) = tune([task], shop, replace(RULES, batch=1), lambda digest, trial: kept.append(trial))
     assert [trial.config for trial in kept] == [crash]
     assert tuned.best is None
@@ -162,7 +162,7 @@ def test_no_config_is_blamed_where_operands_cannot_be_made_again(shop, tmp_path)
 
 def test_no_config_is_blamed_where_no_process_can_be_started(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with Workshop(None, jobs=1) as shop:
+    with PoolRunner(None, jobs=1) as shop:
         tuned, kept = run(shop, tmp_path, config(1))
     assert not kept
     assert (tuned.best, tuned.trials) == (None, 0)
@@ -171,7 +171,7 @@ def test_no_config_is_blamed_where_no_process_can_be_started(tmp_path, monkeypat
 
 def test_a_process_that_compiled_much_is_replaced(monkeypatch):
     """Triton keeps what it compiled in memory."""
-    monkeypatch.setattr("tritile.tuner.measure.workers._WORN", 3)
+    monkeypatch.setattr("tritile.tuner.measure.workers._MAX_REQUESTS", 3)
     with QuickWorkers(1) as workers:
         pids = [workers.submit(os.getpid).result() for _ in range(7)]
     assert [len(set(pids[:3])), len(set(pids[3:6])), len(set(pids))] == [1, 1, 3]
@@ -222,7 +222,7 @@ def test_a_worker_answers_and_survives_what_it_is_asked(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # a Path, which Python passes over
-    with Workers(1) as workers:
+    with WorkerPool(1) as workers:
         assert workers.measure(len, [1, 2, 3], limit_s=LONG_S) == 3
         assert workers.measure(lambda x: x + 1, 4, limit_s=LONG_S) == 5  # it cannot be imported
         pid = workers.measure(os.getpid)
@@ -233,7 +233,7 @@ def test_a_worker_answers_and_survives_what_it_is_asked(tmp_path, monkeypatch):
         assert workers.measure(os.getpid) == pid
         with pytest.raises(WorkerError, match="garbled: its answer cannot be read") as raised:
             workers.measure(Broken, limit_s=LONG_S)
-        assert not raised.value.blameless
+        assert not raised.value.retryable
         with pytest.raises(WorkerError, match="status 3"):
             workers.measure(os._exit, 3, limit_s=LONG_S)
         assert workers.measure(os.getpid) != pid

@@ -139,7 +139,7 @@ def test_tensors_workspaces_and_counters_come_to_the_arguments_that_name_them(mo
     monkeypatch.setattr(launch, "counters_of", lambda device: take)
     monkeypatch.setattr(launch, "current_gpu", lambda: 0)
     monkeypatch.setattr(launch, "current_raw_stream", lambda device: 7)
-    made = launch.Launch(work, kernels, launch.placed(call.buffers), 0)
+    made = launch.Launch(work, kernels, launch.pointers_to(call.buffers), 0)
     monkeypatch.setattr(torch, "empty", lambda size, **rest: memory[:size])
     made(*call.tensors)
     lies = {name: memory.address for name, memory in call.buffers.items()}

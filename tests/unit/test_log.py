@@ -136,7 +136,7 @@ def test_triton_has_a_listener_where_compiles_are_logged(level, caplog, monkeypa
     caplog.set_level(level, "tritile")
     monkeypatch.setattr(compiles, "_listening", False)
     monkeypatch.setattr(triton.knobs.compilation, "listener", None)
-    with compiles.asking("problem", "config"):
+    with compiles.log_compiles_as("problem", "config"):
         assert (triton.knobs.compilation.listener is not None) == (level == "INFO")
 
 
@@ -224,7 +224,7 @@ def test_processes_whose_last_lines_are_read_log_nothing(monkeypatch):
     given = []
     monkeypatch.setattr(workers.subprocess, "Popen", lambda command, **how: given.append(how["env"]))
     with multiprocessing.Pipe()[1] as theirs:
-        workers.Workers()._started(theirs)
+        workers.WorkerPool()._started(theirs)
     (environment,) = given
     assert "TRITILE_LOG" not in environment
     assert environment["TRITILE_MODE"] == "off"

@@ -32,13 +32,13 @@ from tritile.errors import (
 )
 from tritile.tuner import decorated
 from tritile.tuner.arguments import identified, identity
-from tritile.tuner.measure.bench import Screened, Taken
-from tritile.tuner.measure.engine import Rules, Task, tune
+from tritile.tuner.measure.benchmark import Resources, ScreenResult
+from tritile.tuner.measure.engine import Rules, TuningTask, tune
 from tritile.tuner.measure.outputs import OUTSIDE
 from tritile.tuner.measure.timing import Timing
 from tritile.tuner.measure.workers import WorkerError
 from tritile.tuner.search import Listed
-from tritile.tuner.store.trial import Trial, is_settled
+from tritile.tuner.store.trial import Trial, is_final_failure
 from tritile.tuner.store.trials import store_of
 
 pytestmark = pytest.mark.interpreted
@@ -65,9 +65,9 @@ def test_a_terminal_shows_how_far_it_is_and_what_won(monkeypatch):
 
 def test_a_list_that_the_budget_cuts_is_said_and_gone_on_with(monkeypatch, caplog):
     monkeypatch.setenv("TRITILE_TUNE_BUDGET", "1e-9")
-    benches = [Bench({block: 1.0 / block for block in TIMES}) for _ in range(4)]
-    chosen = [run(another_process(tuned(bench)), bench.used) for bench in benches]
-    assert [bench.measured for bench in benches] == [[64], [128], [256], []]
+    max_resident = [Bench({block: 1.0 / block for block in TIMES}) for _ in range(4)]
+    chosen = [run(another_process(tuned(bench)), bench.used) for bench in max_resident]
+    assert [bench.measured for bench in max_resident] == [[64], [128], [256], []]
     assert chosen == [64, 128, 256, 256]
     cut = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [text.split(": ")[1].split()[0] for text in cut] == ["2", "1"]
@@ -170,11 +170,18 @@ def test_configs_alike_but_for_their_hooks_are_told_apart():
     def hook(number):
         return lambda values: number
 
+    def by_keyword(number):
+        def hooked(values, *, own=number):
+            return own
+
+        return hooked
+
     def logging_to(log):
         return lambda values: log.append(values)
 
     log = []
     hooks = [None, noted, hook(1), hook(2), functools.partial(noted), logging_to(log), logging_to([])]
+    hooks += [by_keyword(1), by_keyword(2), functools.partial(noted, own=noted)]
     listed = [triton.Config({"BLOCK": 64}, pre_hook=each) for each in hooks]
     names = list(identified(listed))
     assert len({identity(each) for each in listed[:3]}) == 3
@@ -183,9 +190,11 @@ def test_configs_alike_but_for_their_hooks_are_told_apart():
     assert [decorated.Config.from_dict(name.to_dict()) for name in names] == names
     again = [triton.Config({"BLOCK": 64}, pre_hook=each) for each in [None, noted, hook(1), hook(2)]]
     assert list(identified(again)) == names[:4]  # as another process makes them
+    assert len({identity(each) for each in listed[-3:]}) == 3
+    assert " at 0x" not in str(identity(listed[-1]))
     log.append(1)  # what a hook holds may change
-    assert list(identified(listed[-1:], listed)) == names[-1:]
-    assert identity(listed[-2]) == identity(triton.Config({"BLOCK": 64}, pre_hook=logging_to([])))
+    assert list(identified(listed[6:7], listed)) == names[6:7]
+    assert identity(listed[5]) == identity(triton.Config({"BLOCK": 64}, pre_hook=logging_to([])))
     equal = [triton.Config(kw) for kw in ({"BLOCK": 64, "A": tl.float16}, {"A": tl.float16, "BLOCK": 64})]
     assert len(identified(equal)) == 1
 
@@ -202,7 +211,7 @@ def done():
 class Timed:
     """Stands for a workshop in which quick timings and those of the race disagree."""
 
-    benches = 1
+    max_resident = 1
 
     def __init__(self, quick, raced):
         self.quick, self.raced_us = quick, raced
@@ -216,7 +225,7 @@ class Timed:
     end = begin
 
     def screen(self, subject, config, fastest_us):
-        return Screened(Timing(self.quick[config["A"]], 0.0), Taken())
+        return ScreenResult(Timing(self.quick[config["A"]], 0.0), Resources())
 
     def race(self, subject, finalists):
         return [[self.raced_us[config["A"]]] * 5 for config in finalists]
@@ -236,9 +245,9 @@ class Timed:
 def test_a_later_process_finds_the_winner_that_the_first_ran(quick, raced):
     listed = identified([triton.Config({"A": n}) for n in quick])
     problem = KernelProblem("stranger", (("N", 1),), ())
-    subject = decorated.KernelSubject(problem, HOST, "0" * 16)
+    subject = decorated.TunableKernel(problem, HOST, "0" * 16)
     rules = Rules(exhaustive=True, by_trials=True)
-    (done,) = tune([Task(subject, Listed(listed))], Timed(quick, raced), rules, store_of(HOST).add)
+    (done,) = tune([TuningTask(subject, Listed(listed))], Timed(quick, raced), rules, store_of(HOST).add)
     assert store_of(HOST).best("0" * 16, problem).config == done.best.config
     assert raced[done.best.config["A"]] <= min(raced[n] for n in list(quick)[:3])
 
@@ -274,21 +283,20 @@ def test_a_problem_that_failed_as_a_whole_is_tried_again():
     bench.times = TIMES
     assert run(another_process(kernel), bench.used) == 128
     lost = ["hung: no answer in 10 s", "the process died: SIGSEGV", "garbled: its answer"]
-    assert [is_settled(text) for text in (*lost, "wrong answer: relative error of out 1, above 0.1")] == [
-        False, False, False, True
-    ]  # fmt: skip
+    assert not any(map(is_final_failure, lost))
+    assert is_final_failure("wrong answer: relative error of out 1, above 0.1")
 
 
 def elsewhere(*failures, works=()):
     """Stands for the search in another process, where configs fail so."""
 
-    def tuned_elsewhere(call, task, rules, keep):
+    def tune_in_workers(call, task, rules, keep):
         for config, failure in zip(task.space.configs(), failures, strict=False):
             us = 5.0 if failure is None else None
-            keep(task.subject.source, Trial(task.subject.problem, config, us, failure=failure))
+            keep(task.tunable.source, Trial(task.tunable.problem, config, us, failure=failure))
         return WorkerError(failure) if failure else None
 
-    return tuned_elsewhere
+    return tune_in_workers
 
 
 @pytest.mark.parametrize(
@@ -304,7 +312,7 @@ def elsewhere(*failures, works=()):
     ids=["addresses", "beyond a view", "one refused", "one works", "all refused", "hung"],
 )
 def test_where_every_config_fails_elsewhere_it_is_measured_here(failures, here, monkeypatch):
-    monkeypatch.setattr(decorated, "tuned_elsewhere", elsewhere(*failures))
+    monkeypatch.setattr(decorated, "tune_in_workers", elsewhere(*failures))
     bench = Bench()
     kernel = tuned(bench)
     kernel.isolate = True
@@ -558,9 +566,9 @@ ITS_OWN = [
 
 @pytest.mark.parametrize("text", OF_THE_MOMENT)
 def test_what_drivers_and_the_system_say_of_the_moment_is_tried_again(text):
-    assert not is_settled(text)
+    assert not is_final_failure(text)
 
 
 @pytest.mark.parametrize("text", ITS_OWN)
 def test_what_a_config_is_refused_for_is_settled(text):
-    assert is_settled(text)
+    assert is_final_failure(text)

@@ -39,19 +39,19 @@ from pathlib import Path
 
 from tritile.core.config import Config
 from tritile.core.device import HOST
-from tritile.tuner.decorated import KernelSubject
+from tritile.tuner.decorated import TunableKernel
 from tritile.tuner.measure.shipping import pack
-from tritile.tuner.measure.workers import Workers
+from tritile.tuner.measure.workers import WorkerPool
 
 
 def checked(subject, config):
-    return os.getpid(), subject.stage(1).check(config, None)
+    return os.getpid(), subject.harness(1).check(config, None)
 
 
 call = rms_norm.call(args, {"grid": grid, "warmup": False}, HOST)
-with tempfile.TemporaryDirectory() as folder, Workers(1) as workers:
+with tempfile.TemporaryDirectory() as folder, WorkerPool(1) as workers:
     shipment = pack(call, Path(folder), 2**30, host_too=True)
-    subject = KernelSubject(call.problem, call.device, call.source, shipment)
+    subject = TunableKernel(call.problem, call.device, call.source, shipment)
     process, error = workers.submit(checked, subject, Config.from_triton(rms_norm.best_config)).result()
 print(process != os.getpid(), error < 1e-2)
 """

@@ -25,11 +25,13 @@ RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
 # is the function of its name where it is called.
 ALSO_ALLOWED = {("ops/request.py", "tritile.tune.now"), ("tune/__init__.py", "tritile.lab.tune")}
 FORBIDDEN = {("tune", "ops"), ("ops", "tune"), ("nn", "tune")}
-ADAPTERS = {f"tritile.core.{name}" for name in ("bound", "of_interpreter", "of_torch", "of_triton")}
+ADAPTERS = {
+    f"tritile.core.{name}" for name in ("bound", "interpreter_private", "torch_private", "triton_private")
+}
 # Of ours, but what the adapters give of torch and Triton.
 IMPORTS_NOTHING = {"errors.py"} | {
     f"core/{name}.py"
-    for name in ("forgetting", "of_interpreter", "of_torch", "of_triton", "source", "threads")
+    for name in ("forgetting", "interpreter_private", "torch_private", "triton_private", "source", "threads")
 }
 FREE = {"__init__", "__main__"}  # the package's own face, which nothing below the command line imports
 OPTIONAL = {"typer", "rich", "matplotlib", "pandas", "jinja2"}
@@ -141,7 +143,7 @@ FAMILY = "families/permute/family.py"
         ("tune/new.py", "from tritile.ops.request import prepared", True),
         ("core/source.py", "from tritile.errors import TritileError", True),
         ("errors.py", "import tritile", True),
-        ("core/source.py", "from tritile.core.of_triton import Heuristics", False),
+        ("core/source.py", "from tritile.core.triton_private import Heuristics", False),
         (FAMILY, "from ..common.tiles import multiple\nimport triton.language as tl", False),
         ("ops/request.py", "from tritile.tune.now import tuned_now", False),
         ("cli/tune.py", "import tritile", False),

@@ -38,7 +38,7 @@ PINNED, MEASURED, SLOWER, TABLED, PICK = (tile(group=group) for group in (1, 2, 
 ILLEGAL = [
     tile(m=8), tile(m=512, n=512), tile(family="other"), tile(k=128, num_stages=8), Config.of(BLOCK_M=1)
 ]  # fmt: skip
-OWN = {"halves-nt": Portfolio("halves-nt", (PICK,), (Constants(),), Loss(100, 0.01, 0.05, 0.2))}
+OWN = {"bf16_nt": Portfolio("bf16_nt", (PICK,), (Constants(),), Loss(100, 0.01, 0.05, 0.2))}
 CONFIGS = {"pinned": PINNED, "exact": MEASURED, "table": TABLED, "predicted": PICK}
 
 

@@ -52,21 +52,26 @@ product_us = FORMULAS["matmul"].us
 A100 = target_device("sm_80")
 PRODUCT = MatmulProblem(1, 777, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
 TAKEN = {  # of whom other problems take the portfolio
-    "halves-nn": [
+    "bf16_nn": [
         {"dtype": "float16", "out_dtype": "float16", "b_layout": "row"},
         {"b_layout": "row", "batch": 8},
         {"b_layout": "row", "a_layout": "column"},
         {"b_layout": "row", "epilogue": "bias=row gelu"},
     ],
-    "halves-nt": [{}, {"a_layout": "column"}, {"m": 1}, {"out_dtype": "float32"}, {"invariant": True}],
-    "halves-odd": [{"a_align": 8}, {"b_align": 2}, {"out_align": 4}, {"a_layout": "strided", "a_align": 2}],
-    "parts": [{"dtype": "float32", "out_dtype": "float32", "precision": "fp16x3"}],
+    "bf16_nt": [{}, {"a_layout": "column"}, {"m": 1}, {"out_dtype": "float32"}, {"invariant": True}],
+    "unaligned_16bit": [
+        {"a_align": 8},
+        {"b_align": 2},
+        {"out_align": 4},
+        {"a_layout": "strided", "a_align": 2},
+    ],
+    "fp16x3": [{"dtype": "float32", "out_dtype": "float32", "precision": "fp16x3"}],
     "fp8": [{"dtype": "float8_e4m3fn"}, {"dtype": "float8_e5m2", "b_dtype": "float8_e4m3fn"}],
     "int8": [{"dtype": "int8", "out_dtype": "int32"}],
 }
 PERMUTED = {
-    **{f"permute-{size}": PermuteProblem.transposed(3, 300, 500, size) for size in (1, 2, 4, 8, 16)},
-    "kept": PermuteProblem.of((5, 7, 640), (640, 3200, 1), (4480, 640, 1), 2, widen=False),
+    **{f"permute_{size}": PermuteProblem.transposed(3, 300, 500, size) for size in (1, 2, 4, 8, 16)},
+    "inner_dim_kept": PermuteProblem.of((5, 7, 640), (640, 3200, 1), (4480, 640, 1), 2, widen=False),
 }
 UNSERVED = [
     replace(PRODUCT, dtype="float64", out_dtype="float64"),
@@ -74,7 +79,7 @@ UNSERVED = [
     replace(PRODUCT, dtype="float32", out_dtype="float32", precision="tf32"),
     GroupedProblem(4, 100, 64, 64, "bfloat16", "bfloat16"),
 ]
-MODELLED = {"parts"}  # classes of which no portfolio ships
+MODELLED = {"fp16x3"}  # classes of which no portfolio ships
 
 
 legal_configs = functools.cache(space.legal_configs)  # these take long
@@ -83,11 +88,11 @@ pick = functools.cache(model.pick)
 
 def members(count=6, problem=PRODUCT, device=H200):
     """A portfolio of legal candidates, with constants of their own."""
-    legal = [each for each in legal_configs(problem, device) if is_candidate(each, "halves-nt", device)]
+    legal = [each for each in legal_configs(problem, device) if is_candidate(each, "bf16_nt", device)]
     legal = [each for each in legal if not {"PAIR", "SPLIT_TAIL"}.intersection(dict(each.kwargs))]
     configs = legal[:: max(1, len(legal) // count)][:count]
     constants = [replace(Constants(), start=1.0 + place) for place in range(len(configs))]
-    return Portfolio("halves-nt", tuple(configs), tuple(constants), Loss(100, 0.01, 0.05, 0.2))
+    return Portfolio("bf16_nt", tuple(configs), tuple(constants), Loss(100, 0.01, 0.05, 0.2))
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -101,7 +106,7 @@ def test_a_class_takes_what_is_drawn_of_it_and_others(name):
 
 
 def test_every_class_is_drawn_and_taken():
-    assert set(MEASURED) == set(DRAWS) == {*TAKEN, *PERMUTED, "weights"}
+    assert set(MEASURED) == set(DRAWS) == {*TAKEN, *PERMUTED, "int4"}
     assert {each.op for each in MEASURED.values()} == set(FORMULAS)
     assert drawn("fp8", 5, "a") == drawn("fp8", 5, "a") != drawn("fp8", 5, "b")
 
@@ -113,7 +118,7 @@ def test_what_no_class_serves(problem):
 
 
 def test_the_formula_is_the_same_of_numbers_and_of_tensors():
-    problems = [*drawn("halves-nn", 20, "x"), *drawn("halves-odd", 20, "x")]
+    problems = [*drawn("bf16_nn", 20, "x"), *drawn("unaligned_16bit", 20, "x")]
     for copies in (False, True):
         many = fit.facts_at(FORMULAS["matmul"], problems, H200, copies)
         for config in legal_configs(PRODUCT, H200)[::97]:
@@ -144,7 +149,7 @@ def test_a_portfolio_ranks_what_is_legal_and_breaks_ties_in_its_order():
 def test_configs_that_others_dominate_come_last():
     """A sweep does not time them, and their predictions may be far too low: few rows in a tall tile."""
     shipped, *_ = gpu_tables.shipped(H200)
-    portfolio, few = shipped.portfolios["halves-nn"], replace(PRODUCT, m=2, n=640, k=15488, b_layout="row")
+    portfolio, few = shipped.portfolios["bf16_nn"], replace(PRODUCT, m=2, n=640, k=15488, b_layout="row")
     own = useful(portfolio.configs, few, H200)
     ranked = portfolio.ranked(few, H200, 96)
     assert {config for _, config in ranked[: len(own)]} == set(own)
@@ -167,8 +172,8 @@ def corrected():
 
 
 def of_permutations():
-    configs = tuple(legal_configs(PERMUTED["permute-4"], H200)[::97][:8])
-    return Portfolio("permute-4", configs, (PermuteConstants(),) * len(configs), members().loss)
+    configs = tuple(legal_configs(PERMUTED["permute_4"], H200)[::97][:8])
+    return Portfolio("permute_4", configs, (PermuteConstants(),) * len(configs), members().loss)
 
 
 @pytest.mark.parametrize("made", [members, corrected, of_permutations])
@@ -179,7 +184,7 @@ def test_a_portfolio_comes_back_from_json_and_is_of_its_class(made):
     assert read.times(problem, H200) == pytest.approx(portfolio.times(problem, H200), rel=0.05)
     assert portfolio_of(portfolio.name, read.to_dict()) == read
     with pytest.raises(InvalidValueError, match=r"wanted|is not of"):
-        portfolio_of("halves-nt" if made is of_permutations else "permute-4", portfolio.to_dict())
+        portfolio_of("bf16_nt" if made is of_permutations else "permute_4", portfolio.to_dict())
 
 
 def test_a_correction_changes_times_of_each_config_its_own_way():
@@ -199,12 +204,12 @@ def test_corrections_are_made_where_they_earn_their_keep(missed, monkeypatch):
     monkeypatch.setattr(fit, "_BATCHES", 60)
     monkeypatch.setattr(fit, "_STEPS", 2)
     portfolio, rows = members(5), []
-    for problem in drawn("halves-nt", 60, "earned"):
+    for problem in drawn("bf16_nt", 60, "earned"):
         times = portfolio.times(problem, H200)
         slower = [math.exp(missed * (place % 2) * math.sin(math.log(problem.n) / 2)) for place in range(5)]
         timed = zip(portfolio.configs, times, slower, strict=True)
         rows.append(Row(problem, {config: us * by for config, us, by in timed}))
-    measured = Measured("halves-nt", rows, H200)
+    measured = Measured("bf16_nt", rows, H200)
     left_out = measured.left_out()
     alone, corrected = (float(measured.lost(us).log1p().mean()) for us in left_out[:2])
     assert left_out.earned == bool(measured.portfolio(left_out).correction) == (missed > 0)
@@ -250,21 +255,21 @@ def damaged(change):
 )  # fmt: skip
 def test_what_is_no_portfolio_is_refused(data):
     with pytest.raises(InvalidValueError):
-        portfolio_of("halves-nt", data)
+        portfolio_of("bf16_nt", data)
     with pytest.raises(InvalidValueError):
         portfolio_of("no class", members().to_dict())
 
 
 def test_a_table_keeps_its_portfolios(tmp_path):
-    made = table.Table(H200.to_dict(), {}, (), {"halves-nt": members()})
+    made = table.Table(H200.to_dict(), {}, (), {"bf16_nt": members()})
     table.write(made, tmp_path / "gpu.json")
     read = table.read(tmp_path / "gpu.json")
-    assert read.portfolios["halves-nt"].configs == members().configs
+    assert read.portfolios["bf16_nt"].configs == members().configs
     later = table.Table(H200.to_dict(), digests(), (), {"fp8": replace(members(), name="fp8")})
-    assert set(table.completed(later, replace(read, kernels=digests())).portfolios) == {"fp8", "halves-nt"}
+    assert set(table.completed(later, replace(read, kernels=digests())).portfolios) == {"fp8", "bf16_nt"}
     assert set(table.completed(later, read).portfolios) == {"fp8"}  # the others were of other kernels
     text = json.loads((tmp_path / "gpu.json").read_text())
-    text["portfolios"]["halves-nt"]["members"][0]["constants"] = [1.0]
+    text["portfolios"]["bf16_nt"]["members"][0]["constants"] = [1.0]
     (tmp_path / "gpu.json").write_text(json.dumps(text))
     with pytest.raises(InvalidValueError, match="constants"):
         table.read(tmp_path / "gpu.json")
@@ -272,10 +277,10 @@ def test_a_table_keeps_its_portfolios(tmp_path):
 
 def test_a_plan_says_what_was_predicted_and_how_good_that_is():
     plan = plans.plan_for(replace(PRODUCT, m=779), H200, "cached")
-    portfolio, *_ = gpu_tables.portfolio("halves-nt", H200)
+    portfolio, *_ = gpu_tables.portfolio("bf16_nt", H200)
     (us, config), (second, _) = portfolio.ranked(plan.problem, H200, 2)
     assert (plan.source, plan.config, plan.us) == ("predicted", config, us)
-    told = f"{second / us:.3f} times", f"{portfolio.loss.p95:.1%}", "halves-nt", f"measured on {H200.name}"
+    told = f"{second / us:.3f} times", f"{portfolio.loss.p95:.1%}", "bf16_nt", f"measured on {H200.name}"
     assert all(text in plan.why for text in told)
     assert plans.plan_for(plan.problem, H200, "off").source == "model"
 
@@ -290,7 +295,7 @@ def test_a_gpu_that_is_like_one_takes_its_table_and_another_does_not():
         replace(A100, name="another A100"), replace(alike, memory_gbps=2000), replace(alike, arch=100),
     ):  # fmt: skip
         assert not gpu_tables.like(other)
-        assert plans.plan_for(PERMUTED["permute-2"], other, "cached").source == "model"
+        assert plans.plan_for(PERMUTED["permute_2"], other, "cached").source == "model"
 
 
 def test_with_fewer_sms_predictions_serve_and_measurements_of_one_problem_do_not():
@@ -298,7 +303,7 @@ def test_with_fewer_sms_predictions_serve_and_measurements_of_one_problem_do_not
     measured = next(
         entry.problem
         for entry in gpu_tables.shipped(H200)[0].entries
-        if class_of(entry.problem) == "halves-nt" and plans.tabled(entry.problem, H200)
+        if class_of(entry.problem) == "bf16_nt" and plans.tabled(entry.problem, H200)
     )
     assert plans.plan_for(measured, H200, "cached").source == "table"
     assert plans.plan_for(measured, alike, "cached").source == "predicted"
@@ -321,7 +326,7 @@ def ship(folder, tmp_path, monkeypatch):
 def of_first(device):
     """A table of a portfolio of the first legal configs of a GPU."""
     own = members(20, device=device)
-    return table.Table(device.to_dict(), digests(), (), {"halves-nt": own})
+    return table.Table(device.to_dict(), digests(), (), {"bf16_nt": own})
 
 
 def test_a_class_without_a_portfolio_is_planned_by_the_model(ship):
@@ -333,13 +338,13 @@ def test_a_class_without_a_portfolio_is_planned_by_the_model(ship):
     assert plans.likely(PRODUCT, A100, RACED) == []
     assert not gpu_tables.is_calibrated(A100)
     found = findings._portfolios(A100)
-    assert found.found.startswith("none: halves-nn, ")
+    assert found.found.startswith("none: bf16_nn, ")
     assert "--calibrate all" in found.advice
     ship(of_first(A100))
     assert plans.plan_for(PRODUCT, A100, "strict").source == "predicted"
     assert gpu_tables.is_calibrated(A100)
     found = findings._portfolios(A100)
-    assert f"measured on {A100.name}: halves-nt" in found.found
+    assert f"measured on {A100.name}: bf16_nt" in found.found
     assert not found.advice
 
 
@@ -405,7 +410,7 @@ def test_a_config_is_not_thought_fast_where_it_was_never_timed(monkeypatch):
 def test_constants_are_found_again():
     """What is fitted to times made by known constants predicts times at other sizes, and orders them."""
     dice = random.Random(3)
-    problems = drawn("halves-nt", 400, "fit")
+    problems = drawn("bf16_nt", 400, "fit")
     configs = [c for c in legal_configs(PRODUCT, H200) if c.family == "warpgroups"]
     grouped = [tuple((k, 8 if k == "GROUP_M" else v) for k, v in c.kwargs) for c in configs]
     configs = [replace(c, kwargs=kwargs) for c, kwargs in zip(configs, grouped, strict=True)]
@@ -443,7 +448,7 @@ def test_what_ships_is_what_the_committed_sweeps_come_to(monkeypatch):
     paths = [*sorted(folder.glob("*.jsonl.gz")), *sorted(folder.glob("more/*.jsonl.gz"))]
     files = {path: portfolios.read(path, 0.0) for path in paths}
 
-    path = folder / "halves-nt.jsonl.gz"  # times below those asked for are left out
+    path = folder / "bf16_nt.jsonl.gz"  # times below those asked for are left out
     long = [row for row in files[path][1] if min(row.times.values()) >= 6]
     assert 0 < len(long) < len(files[path][1])
     assert portfolios.read(path, 6.0)[1] == long
@@ -460,12 +465,13 @@ def test_what_ships_is_what_the_committed_sweeps_come_to(monkeypatch):
         assert len(rows) - 70 < portfolio.loss.sizes <= len(rows)  # but those at which few were timed
 
     first, more = (
-        {row.problem: row.times for row in files[folder / each / "kept.jsonl.gz"][1]} for each in ("", "more")
+        {row.problem: row.times for row in files[folder / each / "inner_dim_kept.jsonl.gz"][1]}
+        for each in ("", "more")
     )
-    both = {row.problem: row.times for row in swept["kept"][1]}
+    both = {row.problem: row.times for row in swept["inner_dim_kept"][1]}
     assert both == {problem: first.get(problem, {}) | more.get(problem, {}) for problem in first | more}
 
-    parts = [row for row in swept["parts"][1] if suits(row.problem.m, row.problem.n, row.problem.k)]
+    parts = [row for row in swept["fp16x3"][1] if suits(row.problem.m, row.problem.n, row.problem.k)]
     assert len(parts) >= 5  # where fp16 parts are the default, torch took twice as long
     assert all(row.torch_us > PARTS_AHEAD * min(row.times.values()) for row in parts)
 

@@ -17,11 +17,12 @@ from triton.compiler import CompiledKernel
 import tritile
 from tests import without_names
 from tests.ahead import later
-from tritile.core import bound, of_interpreter, of_torch, of_triton
+from tritile.core import bound, interpreter_private, torch_private, triton_private
 
 PACKAGE = Path(tritile.__file__).parent
 ROOT = PACKAGE.parent
-ADAPTERS = {Path(adapter.__file__) for adapter in (of_interpreter, of_torch, of_triton)}
+ADAPTERS = {Path(adapter.__file__) for adapter in (interpreter_private, torch_private, triton_private)}
+ADAPTERS.add(PACKAGE / "tuner" / "site" / "sitecustomize.py")  # which imports nothing, and waits for a module
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PARTS_OF_TRITON = {"runtime", "compiler", "backends"}
 UNDOCUMENTED = re.compile(
@@ -36,12 +37,12 @@ THEIRS = (
     torch.autograd.forward_ad,
     torch.library.Library,
     torch.UntypedStorage,
-    of_torch.OpOverload,
+    torch_private.OpOverload,
     torch.distributed.tensor.DTensor,
-    of_triton.Autotuner,
+    triton_private.Autotuner,
     CompiledKernel,
-    of_triton.JITFunction,
-    of_triton.driver,
+    triton_private.JITFunction,
+    triton_private.driver,
 )
 LIKE_PRIVATE = {"device_caches", "n_regs", "n_spills"}  # what Triton's kernels hold, and none of ours
 # What nothing can do without, and what cannot be deleted: from a class in C, from a namespace of operators.
@@ -121,7 +122,10 @@ def test_only_the_adapters_name_what_is_private():
         ("import triton\nx = triton.knobs.runtime.interpret, triton.Config, triton.__version__", False),
         ("import os, sys\nos._exit(0)\nsys._getframe(1)", False),
         ("class Own:\n    _mine = 1\n    def of(self, other):\n        return other._mine", False),
-        ("from tritile.core.of_torch import neg_view\nfrom tritile.core.of_triton import driver", False),
+        (
+            "from tritile.core.torch_private import neg_view\nfrom tritile.core.triton_private import driver",
+            False,
+        ),
     ],
 )
 def test_the_rule(source, is_fault):
@@ -163,7 +167,7 @@ def test_without_any_one_name_what_does_not_need_it_works(every, tmp_path):
 def test_what_adapters_read_or_set_by_name_is_there():
     """What they would set in vain, or suppress, if it had been renamed."""
     decorators = (Path(torch.__file__).parent / "_dynamo" / "decorators.py").read_text()
-    compiled, jitted = inspect.getsource(CompiledKernel), inspect.getsource(of_triton.JITFunction)
+    compiled, jitted = inspect.getsource(CompiledKernel), inspect.getsource(triton_private.JITFunction)
     for source, names in (
         (inspect.getsource(torch.nn.Module), ["_apply"]),
         (decorators, ["_dynamo_marked_constant"]),
@@ -175,14 +179,14 @@ def test_what_adapters_read_or_set_by_name_is_there():
 
 
 def test_the_driver_takes_what_the_adapter_gives():
-    before, stand_in = vars(of_triton.driver)["_active"], object()
-    with of_triton.driven_by(stand_in):
-        assert of_triton.driver.active is stand_in
-    assert vars(of_triton.driver)["_active"] is before
+    before, stand_in = vars(triton_private.driver)["_active"], object()
+    with triton_private.driven_by(stand_in):
+        assert triton_private.driver.active is stand_in
+    assert vars(triton_private.driver)["_active"] is before
 
 
 def test_the_level_of_forward_derivatives_is_that_of_the_moment():
-    assert of_torch.forward_level() == -1
+    assert torch_private.forward_level() == -1
     with torch.autograd.forward_ad.dual_level():
-        assert of_torch.forward_level() == 0
-    assert of_torch.forward_level() == -1
+        assert torch_private.forward_level() == 0
+    assert torch_private.forward_level() == -1

@@ -27,7 +27,7 @@ from tritile.families.matmul_tile import family as tile
 from tritile.families.registry import FAMILIES
 from tritile.ops import request as ops_request
 from tritile.runtime.compiles import compiles_heard, compiles_refused
-from tritile.runtime.launch import At
+from tritile.runtime.launch import Pointer
 from tritile.tuner.measure import workers
 from tritile.tuner.store.trial import Trial
 from tritile.tuner.store.trials import store_of
@@ -248,7 +248,7 @@ def test_threads_that_would_wait_for_each_other_both_do_the_work():
 def test_a_warm_launch_waits_for_no_compile(monkeypatch, tmp_path):
     """One thread is held up inside a compile; another launches a warm kernel, and compiles a third."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    out = At(1 << 20, torch.int32)
+    out = Pointer(1 << 20, torch.int32)
 
     def decorated(kernel, *blocks):
         return tritile.autotune([triton.Config({"BLOCK": block}) for block in blocks], [], mode="off")(kernel)
@@ -295,18 +295,18 @@ def test_gpus_tune_side_by_side_and_one_gpu_in_turns(monkeypatch):
         def __init__(self, gpu):
             self.gpu = gpu
 
-    monkeypatch.setattr(workers, "Workshop", Shop)
-    monkeypatch.setattr(workers, "_lendings", {}, raising=False)
+    monkeypatch.setattr(workers, "PoolRunner", Shop)
+    monkeypatch.setattr(workers, "_runners", {}, raising=False)
     monkeypatch.setattr(workers, "_IDLE_S", 1e6)
 
     def borrow(gpu, wait=lambda: None):
-        with workers.borrowed(gpu) as shop:
+        with workers.shared_runner(gpu) as shop:
             wait()
             return shop.gpu == gpu
 
     with another_thread(lambda wait: borrow(0, wait)):
         assert ends(lambda: borrow(1))
-        assert not workers._lendings[0].lock.acquire(timeout=0)
+        assert not workers._runners[0].lock.acquire(timeout=0)
     assert ends(lambda: borrow(0))
-    for lending in workers._lendings.values():
+    for lending in workers._runners.values():
         lending.idle.cancel()

@@ -126,12 +126,12 @@ def test_timers_take_turns_as_long_as_the_budget_lasts(monkeypatch):
 def test_the_incumbent_stays_unless_another_is_faster_beyond_the_noise():
     a, b, c = (Config.of(B=value) for value in (1, 2, 3))
     noisy = {a: [10.0, 12, 9, 11, 10], b: [10.1, 11, 9.5, 10.5, 10.4], c: [20.0] * 5}
-    assert timing.settled(noisy) == [a, b, c]
-    assert timing.settled(noisy, b) == [b, a, c]
-    assert timing.settled(noisy, c) == [a, b, c]  # an incumbent that lost
+    assert timing.rank_raced(noisy) == [a, b, c]
+    assert timing.rank_raced(noisy, b) == [b, a, c]
+    assert timing.rank_raced(noisy, c) == [a, b, c]  # an incumbent that lost
     clear = {a: [9.0, 10.8, 8.1, 9.9, 9.0], b: [10.0, 12, 9, 11, 10]}
     assert timing.slower(clear[a], clear[b])
-    assert timing.settled(clear, b) == [a, b]
+    assert timing.rank_raced(clear, b) == [a, b]
     tied = {b: [10.0, 10.2, 9.9], a: [10.0, 10.1, 10.0]}
-    assert timing.settled(tied)[0] == a  # by text, whichever came first
-    assert timing.settled(dict(reversed(tied.items())))[0] == a
+    assert timing.rank_raced(tied)[0] == a  # by text, whichever came first
+    assert timing.rank_raced(dict(reversed(tied.items())))[0] == a

@@ -17,6 +17,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import wrap_triton
+from triton.runtime.autotuner import Heuristics
 
 import tritile
 from tests.unit.test_like_triton import of_blocks
@@ -24,6 +25,8 @@ from tritile.core.config import Config
 from tritile.core.device import HOST
 from tritile.core.versions import parsed
 from tritile.errors import DeviceError, UntunedWarning
+from tritile.tuner import adoption
+from tritile.tuner.autotuner import Autotuner
 from tritile.tuner.store.trial import Trial
 from tritile.tuner.store.trials import store_of
 from tritile.tuner.traced import indices_of
@@ -123,6 +126,12 @@ def remember(kernel, n, fastest, *more):
     for config in listed:
         us = 1.0 + abs(config["BLOCK"] - fastest)
         store_of(HOST).add(kernel.digest, Trial(problem, config, us))
+
+
+def tuner_of(kernel):
+    """Return tritile's tuner of a kernel; None where Triton tunes it."""
+    kernel = kernel.fn if isinstance(kernel, Heuristics) else kernel
+    return kernel if isinstance(kernel, Autotuner) else adoption.tuner_of(kernel)
 
 
 def measured(known, more=(), **how):
@@ -379,8 +388,8 @@ def test_uses_that_torch_traces(autotune, use, way, on_gpu):
     """Of Triton's kernels torch sees all configs; of tritile's the remembered one, here the last."""
     decorate, call, blocks = USES[use]
     kernel = decorate(autotune)
-    if autotune is tritile.autotune:
-        remember(kernel.fn if use == "heuristics above" else kernel, SIZE, blocks[-1])
+    if len(blocks) > 1 and tuner_of(kernel) is not None:
+        remember(tuner_of(kernel), SIZE, blocks[-1])
         blocks = blocks if use == "heuristics below" and BEFORE_2_13 else blocks[-1:]
     if use == "heuristics above" and way is not by_dynamo:  # torch wraps what is under Triton's autotuner
         with pytest.raises(RuntimeError, match="wrap_triton only works"):
@@ -397,9 +406,9 @@ def test_uses_that_torch_traces(autotune, use, way, on_gpu):
 @pytest.mark.parametrize("way", [*WAYS, by_dynamo_of_any_size])
 def test_torch_times_no_configs_without_restoring_tensors(autotune, way, what, on_gpu):
     kernel = of(**{what: ["out"]})(autotune)
-    if autotune is tritile.autotune and way not in WAYS:  # where sizes may change, all that is remembered
-        remember(kernel, SIZE, 32)
-        remember(kernel, 2 * SIZE, 64)
+    if tuner_of(kernel) is not None and way not in WAYS:  # where sizes may change, all that is remembered
+        remember(tuner_of(kernel), SIZE, 32)
+        remember(tuner_of(kernel), 2 * SIZE, 64)
     (found,) = way(kernel, launch)
     assert len(found.blocks) == 1 or ["out"] in found.restored
 

@@ -30,7 +30,7 @@ from tritile.tune import now
 from tritile.tune.subject import problem as subject
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.problem import is_tuned
-from tritile.tuner.measure.bench import Screened, Taken
+from tritile.tuner.measure.benchmark import Resources, ScreenResult
 from tritile.tuner.measure.engine import Tuned
 from tritile.tuner.measure.timing import Timing
 from tritile.tuner.measure.workers import WorkerError
@@ -81,7 +81,7 @@ def asked(monkeypatch, forgotten):
 
     monkeypatch.setattr(tuning.devices, "current_index", lambda: 0)
     monkeypatch.setattr(tuning.devices, "gpu", lambda index: H200)
-    monkeypatch.setattr(tuning.now, "borrowed", lambda gpu: contextlib.nullcontext("shop"))
+    monkeypatch.setattr(tuning.now, "shared_runner", lambda gpu: contextlib.nullcontext("shop"))
     monkeypatch.setattr(tuning.now, "tune", search)
     monkeypatch.setattr(tuning.now, "time_torch", beside)
     return found
@@ -199,7 +199,7 @@ def test_the_layers_of_a_step_are_measured_and_both_sides_timed_in_turns(monkeyp
         sides.append(type(steps.net.up))
         return {ConvertedLinear: 0.001, nn.Linear: 0.002}[sides[-1]]
 
-    monkeypatch.setattr(CONVERT, "judged", compared)
+    monkeypatch.setattr(CONVERT, "compare", compared)
     monkeypatch.setattr(CONVERT, "_target", lambda *given: (H200, 0))
     monkeypatch.setattr(tune_model, "gpu_here", lambda: H200)
     monkeypatch.setattr(tune_model, "_seconds", seconds)
@@ -248,7 +248,7 @@ def shop(monkeypatch, forgotten):
     times, wrong, searched_now = {}, set(), now.searched_now
 
     class Shop:
-        benches = 1
+        max_resident = 1
 
         def compile(self, subject, config, for_check=False):
             done = Future()
@@ -262,7 +262,7 @@ def shop(monkeypatch, forgotten):
         def screen(self, subject, config, fastest_us):
             if config not in times:
                 raise WorkerError("it does not run")
-            return Screened(Timing(times[config], 0.0), Taken())
+            return ScreenResult(Timing(times[config], 0.0), Resources())
 
         def race(self, subject, configs):
             if not {*configs} <= times.keys():
@@ -280,7 +280,7 @@ def shop(monkeypatch, forgotten):
     def searched(*given, among=()):
         return searched_now(*given, among=among) if among else "searched"
 
-    monkeypatch.setattr(now, "borrowed", lambda gpu: contextlib.nullcontext(Shop()))
+    monkeypatch.setattr(now, "shared_runner", lambda gpu: contextlib.nullcontext(Shop()))
     monkeypatch.setattr(now, "searched_now", searched)
     return times, wrong
 
@@ -353,7 +353,7 @@ def test_where_torch_offers_no_such_product_the_failure_is_remembered(shop):
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
 def test_torch_is_timed_in_the_precision_of_the_problem(monkeypatch, cuda_matmul, precision):
-    seen, stage = [], object.__new__(subject._Stage)
+    seen, stage = [], object.__new__(subject._Harness)
     stage._problem = replace(PROBLEM, dtype="float32", out_dtype="float32", precision=precision)
     run = lambda call: seen.append((call, cuda_matmul.fp32_precision))  # noqa: E731
     monkeypatch.setattr(torch_calls, "run_of", lambda problem: run)

@@ -9,7 +9,7 @@ import torch
 import tritile
 from tritile.core.device import target_device
 from tritile.errors import UnsupportedError
-from tritile.nn.exchanged import LayerCall, judged
+from tritile.nn.exchanged import LayerCall, compare
 from tritile.ops import memo
 from tritile.ops import request as ops_request
 from tritile.planning import aten
@@ -66,7 +66,9 @@ def test_a_plan_says_so_and_a_layer_stays_torchs():
     assert "fp32_precision" in found.why
     assert "torch's setting" in repr(found)
     assert tritile.plan("matmul", A, B, precision="tf32", device=H200).problem.precision == "tf32"
-    layer = judged(LayerCall(64, torch.float32, True, True), torch.empty(512, 512, device="meta"), None, H200)
+    layer = compare(
+        LayerCall(64, torch.float32, True, True), torch.empty(512, 512, device="meta"), None, H200
+    )
     assert not layer.wins
 
 

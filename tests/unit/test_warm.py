@@ -275,7 +275,7 @@ FACTORS = meta(128, 256), meta(256, 256), meta(128, 256)
 def quick(server, monkeypatch, tmp_path):
     """Compile in processes that start at once, into a cache of the test's own."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(checking, "Workers", functools.partial(QuickWorkers, 2, server=server))
+    monkeypatch.setattr(checking, "WorkerPool", functools.partial(QuickWorkers, 2, server=server))
 
 
 def test_all_configs_are_compiled_for_a_gpu_that_is_not_here(quick, tmp_path):
@@ -345,7 +345,7 @@ def test_a_space_is_compiled_whole_and_a_call_that_cannot_be_sent_in_this_proces
             return {"BLOCK": names["n"]}
 
     listed = [triton.Config({"BLOCK": b}, pre_hook=lambda named: holding(named)) for b in (16, 24)]
-    monkeypatch.setattr(checking, "Workers", lambda: pytest.fail("a lock was sent"))
+    monkeypatch.setattr(checking, "WorkerPool", lambda: pytest.fail("a lock was sent"))
     with pytest.warns(IsolationWarning, match="is compiled in this process"):
         found = tritile.check(tritile.autotune(listed, ["n"])(_double), meta(40), meta(40), 40, device=H200)
     assert [each.outcome for each in found.configs] == ["compiled", "failed"]

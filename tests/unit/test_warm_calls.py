@@ -21,7 +21,7 @@ from tritile.ops import memo
 from tritile.ops import request as ops_request
 from tritile.planning import plans
 
-recalled = functools.partial(memo.recall, otherwise=lambda *_: None)
+recalled = functools.partial(memo.launch_cached, on_miss=lambda *_: None)
 
 
 class Launch:
@@ -240,8 +240,8 @@ def test_nothing_is_recalled_in_another_state(first_calls, state):
 def test_nothing_is_recalled_in_a_transform(first_calls, transform):
     (a, b), found = parts(0, 256), []
     tritile.matmul(a, b)
-    recall = functools.partial(recalled, "matmul", (a, b), None, (None, None))
-    transform(lambda x: found.append(recall()) or x.sum())(torch.ones(3, 3))
+    call = functools.partial(recalled, "matmul", (a, b), None, (None, None))
+    transform(lambda x: found.append(call()) or x.sum())(torch.ones(3, 3))
     assert found == [None]
 
 
@@ -334,11 +334,11 @@ def test_the_alignment_of_what_is_not_read_does_not_count(first_calls):
     assert len(first_calls) == 3  # of 16 and of 4 bytes
 
 
-@pytest.mark.parametrize("most", ["_MOST", "_MOST_ALIGNMENTS"])
+@pytest.mark.parametrize("most", ["_MAX_CALLS", "_MAX_ALIGNMENTS"])
 def test_more_calls_than_are_kept_are_met_again_now_and_then(first_calls, monkeypatch, most):
     monkeypatch.setattr(memo, most, 8)
     memory = torch.zeros(8192)
-    if most == "_MOST":  # by strides
+    if most == "_MAX_CALLS":  # by strides
         calls = [(memory.as_strided((6, 6), (64 + 4 * i, 1)), *parts(0)) for i in range(12)]
     else:
         calls = [(*parts(a), *parts(b)) for a in (0, 1, 2, 4) for b in (0, 1, 2, 4)][:12]

@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "merge": "Add the trials of other stores to this one; where both have one, the newer stays.",
     "clear": "Forget what was measured on this GPU (or --target): of all problems, or of one kernel.",
     "tune": "Measure configs for problems on this GPU and remember the best.",
+    "run": "Run a command in which every kernel under triton.autotune is tuned by tritile, source unchanged.",
 }
 _MODULES: Final = dict.fromkeys(("show", "export", "merge", "clear"), "remembered")
 _LISTING: Final = "tritile.cli.listing"  # set while help lists the commands

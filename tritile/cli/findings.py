@@ -15,7 +15,7 @@ import tritile.ops.matmul as matmul_op
 from tritile.cli.shared import counted
 from tritile.core import device as devices
 from tritile.core import settings
-from tritile.core.of_triton import INTERPRETING
+from tritile.core.triton_private import INTERPRETING
 from tritile.core.versions import OLDEST_TRITON, parsed, untested
 from tritile.errors import TritileError, brief
 from tritile.lab.environment import environment

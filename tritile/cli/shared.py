@@ -61,10 +61,6 @@ def examples(*lines: str) -> str:
 def unknown(what: str, value: str, choices: Collection[str]) -> InvalidValueError:
     """Return the error for a value that is none of the choices: it names those that look like it, or all."""
     near = get_close_matches(value.lower(), choices)
-    if not near:  # "halfs" looks like the first word of "halves-nn"
-        words = {choice.partition("-")[0] for choice in choices}
-        first = get_close_matches(value.lower().partition("-")[0], words)
-        near = [choice for choice in choices if choice.partition("-")[0] in first]
     advice = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(choices)}"
     return InvalidValueError(f"{what} {value!r}: {advice}")
 

@@ -14,19 +14,19 @@ from tritile.cli.shared import app
 from tritile.errors import InvalidValueError
 
 CLASSES: Final = (  # of `planning.classes`
-    "halves-nn",
-    "halves-nt",
-    "halves-odd",
-    "parts",
+    "bf16_nn",
+    "bf16_nt",
+    "unaligned_16bit",
+    "fp16x3",
     "fp8",
     "int8",
-    "weights",
-    "permute-1",
-    "permute-2",
-    "permute-4",
-    "permute-8",
-    "permute-16",
-    "kept",
+    "int4",
+    "permute_1",
+    "permute_2",
+    "permute_4",
+    "permute_8",
+    "permute_16",
+    "inner_dim_kept",
 )
 
 
@@ -35,7 +35,7 @@ CLASSES: Final = (  # of `planning.classes`
         "tritile tune 4096x4096x4096 1000x1001x1002 --dtype float16",
         "tritile tune --suite llm --budget 600",
         "tritile tune --suite llm --target h200",
-        "tritile tune --calibrate halves-nn",
+        "tritile tune --calibrate bf16_nn",
         "tritile tune --model train:step",
     )
 )

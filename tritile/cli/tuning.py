@@ -20,7 +20,7 @@ from tritile.planning import aten, gpu_tables, plans
 from tritile.tune import now
 from tritile.tune.subject.problem import is_tuned
 from tritile.tuner.measure.engine import Rules, Tuned, logged
-from tritile.tuner.measure.workers import Workshop
+from tritile.tuner.measure.workers import PoolRunner
 from tritile.tuner.store.trial import TORCH, Trial
 from tritile.tuner.store.trials import store_of
 
@@ -88,16 +88,16 @@ def tune_here(
     index, store, begun = devices.current_index(), store_of(device), time.monotonic()
     remember, done, failures = logged(store.add), list[Tuned](), Counter[str]()
 
-    def keep(digest: str, trial: Trial) -> None:
+    def on_trial(digest: str, trial: Trial) -> None:
         remember(digest, trial)
         if trial.failure:
             reason = re.sub(r"\d+", "..", trial.failure.partition(":")[0])  # bytes, registers
             failures[textwrap.shorten(reason, 60, placeholder=" ...")] += 1
 
-    with interruptible(budget) as keep_on, shared.progress(not rank) as bar:
+    with interruptible(budget) as should_continue, shared.progress(not rank) as bar:
         task = bar.add_task("tuning", total=len(todo))
-        with Workshop(index, jobs) as shop:
-            for found in now.tune(todo, device, shop, keep, rules, force, keep_on):
+        with PoolRunner(index, jobs) as runner:
+            for found in now.tune(todo, device, runner, on_trial, rules, force, should_continue):
                 done.append(found)
                 label, best, torch_us = found.problem.label, found.best, _torch_us(found.problem, device)
                 if best is None:
@@ -109,7 +109,7 @@ def tune_here(
                 bar.update(task, advance=1, description=label)
         bar.update(task, description="timing torch")
         for problem in (found.problem for found in done if found.best is not None):
-            if isinstance(problem, Tiled) and _torch_us(problem, device) is None and keep_on():
+            if isinstance(problem, Tiled) and _torch_us(problem, device) is None and should_continue():
                 now.time_torch(problem, device, index or 0)
     left, seconds = sum(not is_tuned(problem, device) for problem in todo), time.monotonic() - begun
     if left > sum(found.best is None for found in done):

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 import triton
 
-from tritile.core.of_triton import GPUTarget, assembler
+from tritile.core.triton_private import GPUTarget, assembler
 from tritile.errors import DeviceError, InvalidValueError
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 import triton.language as tl
 
-from tritile.core.of_triton import (
+from tritile.core.triton_private import (
     Heuristics,
     InterpretedFunction,
     JITCallable,

@@ -14,7 +14,7 @@ from tritile.errors import TuningError, brief, is_bug
 from tritile.families.work import pieces_of, work_of
 from tritile.runtime import launch
 from tritile.runtime.ahead import Resources, compiling_for, resources
-from tritile.runtime.compiles import asking
+from tritile.runtime.compiles import log_compiles_as
 from tritile.runtime.launch import Launch, SplitLaunch
 
 
@@ -27,7 +27,7 @@ def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
     index, pieces = call.tensors[0].device.index, []
     for piece, work in pieces_of(call, config, devices.gpu(index)):
         fault = f"{config} cannot run {piece.problem.label}"
-        launched = launch.bound(work, launch.placed(piece.buffers), index, fault)
+        launched = launch.bound(work, launch.pointers_to(piece.buffers), index, fault)
         starts = zip(piece.memory, call.memory, strict=True)
         pieces.append((launched, tuple(at.address - start.address for at, start in starts)))
     return pieces[0][0] if len(pieces) == 1 else SplitLaunch(tuple(pieces))
@@ -57,7 +57,7 @@ def compiles_for(problem: Tiled, config: Config, device: Device) -> Iterator[Cal
     """
 
     def compiled(compiles: Callable[[], Any]) -> Any:
-        with asking(problem.label, str(config)):
+        with log_compiles_as(problem.label, str(config)):
             return compiles()
 
     for compiles in compiles_of(call_for(problem), config, device):

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from tritile.core.device import capturing
-from tritile.core.of_torch import ScalingType, block_scaled_mm, grouped_mm, scaled_grouped_mm
+from tritile.core.torch_private import ScalingType, block_scaled_mm, grouped_mm, scaled_grouped_mm
 from tritile.families.grouped.groups import zero_rows
 
 _RECIPES: Final = {1: "BlockWise1x128", 128: "BlockWise128x128"}

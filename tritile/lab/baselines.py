@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tritile.core import of_torch
+from tritile.core import torch_private
 from tritile.core.call import Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 from tritile.core.epilogue import Epilogue, activated, apply_epilogue_in_dtype
 from tritile.core.problem import FP8_DTYPES
@@ -78,14 +78,14 @@ def torch_ways(call: Call) -> dict[str, Way]:
     gelu, alone = call.activation == "gelu_tanh", Epilogue(bias="row", activation=call.activation)
     if call.problem.batch == 1 and call.epilogue == alone and (gelu or call.activation == "relu"):
         ways["_addmm_activation"] = Product(
-            tensors_of, lambda a, b, bias: of_torch.addmm_activation(bias, a, b, use_gelu=gelu)
+            tensors_of, lambda a, b, bias: torch_private.addmm_activation(bias, a, b, use_gelu=gelu)
         )
     return ways | ({COMPILED: compiled(fused(call))} if call.epilogue else {})
 
 
 def grouped(call: GroupedCall) -> Product:
     """Return torch's own product of groups."""
-    return Product(_groups, lambda a, b, offs: of_torch.grouped_mm(a, b, offs=offs))
+    return Product(_groups, lambda a, b, offs: torch_private.grouped_mm(a, b, offs=offs))
 
 
 def _groups(call: GroupedCall) -> Inputs:
@@ -167,7 +167,10 @@ def _torchs_packing(call: QuantizedCall) -> Inputs:
         offsets = (8 - by_row(zeros, n, k // call.group_size)) * scales
     pairs = numbers[:, ::2] << 4 | numbers[:, 1::2]  # (N, K / 2) of uint8
     both = torch.stack((scales.t(), offsets.t()), -1).to(call.scales.tensor.dtype)  # (groups, N, 2)
-    return {"weight": of_torch.int4_packed(pairs.contiguous(), _INNER_K_TILES), "scales": both.contiguous()}
+    return {
+        "weight": torch_private.int4_packed(pairs.contiguous(), _INNER_K_TILES),
+        "scales": both.contiguous(),
+    }
 
 
 def _by_weight(call: QuantizedCall, prepare: Callable[[Any], Inputs]) -> Inputs:
@@ -185,7 +188,7 @@ def by_packed_weight(call: QuantizedCall) -> Product:
     def multiply(
         input: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        made = of_torch.int4_mm(input, weight, call.group_size, scales)
+        made = torch_private.int4_mm(input, weight, call.group_size, scales)
         return made if bias is None else made.add_(bias)
 
     return Product(lambda c: _by_weight(c, _torchs_packing), multiply)

@@ -31,7 +31,7 @@ from tritile.tuner.autotuner import Autotuner
 from tritile.tuner.decorated import KernelCall, checked_here, elsewhere, referred
 from tritile.tuner.measure.outputs import OUTSIDE, WRONG
 from tritile.tuner.measure.shipping import Shipment, StandIn, described, stood_in, unpack
-from tritile.tuner.measure.workers import Workers
+from tritile.tuner.measure.workers import WorkerPool
 
 Outcome = Literal["right", "wrong", "failed", "compiled"]
 Result = float | Resources | TuningError | None
@@ -217,7 +217,7 @@ def _ahead(call: KernelCall, configs: list[triton.Config]) -> Results:
             except TuningError as error:
                 yield config, error
         return
-    with Workers() as pool:
+    with WorkerPool() as pool:
         cache = str(knobs.cache.dir)
         compiles = [(c, pool.submit(_taken_there, shipment, own, cache)) for own, c in named.items()]
         for config, future in compiles:

@@ -38,11 +38,11 @@ from tritile.ops.plan import IN_PLACE, check_what, plan
 from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.classes import class_of
 from tritile.runtime.ahead import compiling_for
-from tritile.runtime.compiles import as_mode_asks, compiles_refused
+from tritile.runtime.compiles import compiles_refused, refuse_if_strict
 from tritile.tuner.arguments import check_keywords
 from tritile.tuner.autotuner import Autotuner
 from tritile.tuner.measure.shipping import stood_in
-from tritile.tuner.measure.workers import COMPILE_LIMIT_S, Workers
+from tritile.tuner.measure.workers import COMPILE_LIMIT_S, WorkerPool
 from tritile.tuner.store.trials import store_of
 
 # Numbers of rows that differ in all that tells the kernels of one config apart: a single row, whether 16 and
@@ -190,7 +190,7 @@ def compile_calls(
         raise TuningError("TRITON_INTERPRET is set, so nothing can be compiled: unset it")
     folder, strict = str(knobs.cache.dir), current_mode() == "strict"
     kernels, reasons = set[str](), list[str]()
-    with Workers(jobs) as pool:
+    with WorkerPool(jobs) as pool:
         futures = {}
         for config, problems in calls.items():
             once = list(dict.fromkeys(problems))
@@ -253,7 +253,7 @@ def warm(
         check_nvidia(chosen.device)
         label = f"{chosen.problem.label}, {chosen.config}"
         try:
-            with as_mode_asks(label, "run this in another mode"):
+            with refuse_if_strict(label, "run this in another mode"):
                 call = what.call(args, kwargs, chosen.device)
                 call.having(stood_in(call.tensors)).compile(chosen.config)
         except TritileError:

@@ -12,19 +12,19 @@ import torch
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.markup import Tabular
-from tritile.core.of_torch import is_any_autocast_on
 from tritile.core.problem import GROUP_SIZES, GroupSize, WeightBits
 from tritile.core.quantized import WeightKind
+from tritile.core.torch_private import is_any_autocast_on
 from tritile.errors import InvalidValueError, TritileError, brief, did_you_mean
 from tritile.nn.exchanged import (
     FP32,
     Comparison,
     LayerCall,
     assign,
+    compare,
     is_conv1d,
     is_exchanged,
     is_linear,
-    judged,
     weight_of,
 )
 from tritile.nn.linear import Linear
@@ -131,44 +131,45 @@ class Conversion(Tabular):
 @contextlib.contextmanager
 def recorded(model: torch.nn.Module) -> Iterator[dict[torch.nn.Module, Counter[LayerCall]]]:
     """Record the calls of a model's linear layers inside the `with`."""
-    found: dict[torch.nn.Module, Counter[LayerCall]] = {}
+    calls: dict[torch.nn.Module, Counter[LayerCall]] = {}
 
-    def note(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def record(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         x = next(iter((*args, *kwargs.values())), None)
         if isinstance(x, torch.Tensor) and x.ndim:
-            grad, dtype = torch.is_grad_enabled(), None if is_any_autocast_on() else x.dtype
+            grad = torch.is_grad_enabled()
+            dtype = None if is_any_autocast_on() else x.dtype
             grads = grad and x.requires_grad, grad and bool(layer.weight.requires_grad)
             call = LayerCall(x.numel() // max(1, x.shape[-1]), dtype, *grads)
-            found.setdefault(layer, Counter())[call] += 1
+            calls.setdefault(layer, Counter())[call] += 1
 
     with contextlib.ExitStack() as hooks:
         for layer in filter(is_linear, model.modules()):
-            hooks.callback(layer.register_forward_hook(note, with_kwargs=True).remove)
-        yield found
+            hooks.callback(layer.register_forward_hook(record, with_kwargs=True).remove)
+        yield calls
 
 
-def _read_elsewhere(model: torch.nn.Module, kind: WeightKind) -> dict[int, str]:
-    """Return, by a layer's id, what else reads its weight, so that the layer must stay as it is."""
-    found: dict[int, str] = {}
+def _also_read_by(model: torch.nn.Module, kind: WeightKind) -> dict[int, str]:
+    """Return, by the id of a layer that must stay as it is, what else reads its weight."""
+    reasons: dict[int, str] = {}
     owners: dict[int, dict[str, torch.nn.Module]] = {}
     for name, module in model.named_modules():
         # PEFT's adapters merge weights.
         if any(child == "base_layer" or child.startswith("lora_") for child, _ in module.named_children()):
             inner = (layer for layer in module.modules() if layer is not module)
-            found |= dict.fromkeys(map(id, inner), "it is inside an adapter")
+            reasons |= dict.fromkeys(map(id, inner), "it is inside an adapter")
         if isinstance(module, torch.nn.TransformerEncoderLayer) and kind != "linear":  # its fused path
             reason = "torch.nn.TransformerEncoderLayer reads its weight"
-            found |= dict.fromkeys((id(module.linear1), id(module.linear2)), reason)
+            reasons |= dict.fromkeys((id(module.linear1), id(module.linear2)), reason)
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), {})[name or "the model itself"] = module
     for shared in owners.values() if kind != "linear" else ():
         for name, module in shared.items():
             if others := ", ".join(other for other in shared if other != name):
-                found.setdefault(id(module), f"it shares a parameter with {others}")
-    return found
+                reasons.setdefault(id(module), f"it shares a parameter with {others}")
+    return reasons
 
 
-def _unfit(layer: Any, kind: WeightKind, always: bool) -> str:
+def _why_not(layer: Any, kind: WeightKind, always: bool) -> str:
     """Return why a layer cannot be converted to this kind, "" if it can."""
     cls = type(layer)
     if kind == "linear" and cls is Linear:
@@ -190,26 +191,26 @@ def _unfit(layer: Any, kind: WeightKind, always: bool) -> str:
 
 
 def _decided(row: ConversionRow, layer: Any, calls: Iterable[LayerCall], gpu: Any) -> Iterator[ConversionRow]:
-    """Yield what becomes of a layer at each of its calls, from comparing tritile with torch."""
+    """Compare tritile with torch at each call of a layer; yield the resulting rows."""
     for call in calls:
-        found, dtype = Comparison(why="under autocast torch caches the weights that it casts"), ""
+        comparison, dtype = Comparison(why="under autocast torch caches the weights that it casts"), ""
         if call.dtype is not None:
             dtype = name_of(call.dtype)
             try:
-                found = judged(call, weight_of(layer), layer.bias, *gpu)
+                comparison = compare(call, weight_of(layer), layer.bias, *gpu)
             except TritileError as error:
-                found = Comparison(why=brief(error))
+                comparison = Comparison(why=brief(error))
         row = replace(row, rows=call.rows, training=call.grad_input or call.grad_weight, dtype=dtype)
-        by = "tritile" if found.wins else "torch"
-        yield replace(row, by=by, ratio=found.ratio, source=found.source, why=found.why)
+        by = "tritile" if comparison.wins else "torch"
+        yield replace(row, by=by, ratio=comparison.ratio, source=comparison.source, why=comparison.why)
 
 
 def _target(model: torch.nn.Module, device: Any) -> tuple[Device, int | None]:
     """Return the GPU to decide for, and its number if it is here. Raises InvalidValueError without one."""
     if device is not None:
         return gpu_of("convert", device), None
-    used = {each.device.index for each in model.parameters() if each.device.type == "cuda"}
-    index = min(used) if used else devices.current_index()
+    gpus = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    index = min(gpus) if gpus else devices.current_index()
     if index is None:
         raise InvalidValueError("convert: there is no GPU here: pass device=, such as device='h200'")
     return devices.gpu(index), index
@@ -236,28 +237,31 @@ def _note(model: torch.nn.Module, rows: Iterable[ConversionRow], by_forward: boo
     else:
         why = "layers are in eval mode" if model.training else "model.training is False"
         other = "call model.train() first"
-    one, two = ("training", "inference") if for_training else ("inference", "training")
-    return f"decided for {one}, because {why}: {other} to decide for {two}"
+    decided, opposite = ("training", "inference") if for_training else ("inference", "training")
+    return f"decided for {decided}, because {why}: {other} to decide for {opposite}"
 
 
 def _quantize(layer: Any, kind: WeightKind, group_size: GroupSize, zero_points: bool) -> str:
-    """Make a layer a `QuantizedLinear`, the same object with its own hooks; return why not, "" if it is."""
-    how: dict[str, Any] = {"group_size": group_size, "zero_points": zero_points}
+    """Turn a layer into a `QuantizedLinear`, in place, with its hooks; return why not, "" on success."""
     try:
-        new = QuantizedLinear.from_linear(layer, bits=_BITS[kind], **how)
+        new = QuantizedLinear.from_linear(
+            layer, bits=_BITS[kind], group_size=group_size, zero_points=zero_points
+        )
     except TritileError as error:
         return brief(error)
     layer.__class__ = QuantizedLinear
-    own = {name for name in vars(layer) if "hook" in name} | {"training"}
-    vars(layer).update({name: value for name, value in vars(new).items() if name not in own})
+    kept = {name for name in vars(layer) if "hook" in name} | {"training"}
+    vars(layer).update({name: value for name, value in vars(new).items() if name not in kept})
     return ""
 
 
 def _named(label: str, names: Sequence[str]) -> str:
-    """Return how a table names similar layers; `label` has * for the numbers in their names."""
+    """Return the name of similar layers in a table; `label` has * for the numbers in their names."""
     if len(names) == 1:
         return names[0] or label
-    return label if label.strip("*.") else ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+    if label.strip("*."):
+        return label
+    return ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
 
 
 def _checked_rows(model: Any, kind: Any, rows: Any, forward: Any, always: Any, group_size: Any) -> list[int]:
@@ -282,7 +286,9 @@ def _checked_rows(model: Any, kind: Any, rows: Any, forward: Any, always: Any, g
             "that calls the model once; and always=True"
         )
     numbers = [] if rows is None else list(rows) if isinstance(rows, Iterable) else [rows]
-    if not all(type(each) is int and each > 0 for each in numbers) or (rows is not None and not numbers):
+    if not all(type(number) is int and number > 0 for number in numbers) or (
+        rows is not None and not numbers
+    ):
         raise InvalidValueError(f"convert: rows is {rows!r}: expected one or more whole numbers above 0")
     return list(dict.fromkeys(numbers))
 
@@ -365,8 +371,10 @@ def convert(
         with recorded(model) as calls:
             forward()
     trains = any(parameter.requires_grad for parameter in model.parameters())
-    elsewhere = _read_elsewhere(model, kind)
-    names, found, total = list[str](), dict[ConversionRow, list[str]](), 0
+    also_read_by = _also_read_by(model, kind)
+    exchanged: list[str] = []
+    groups: dict[ConversionRow, list[str]] = {}  # names of layers by row
+    total = 0
     for name, layer in list(model.named_modules()):
         if not (isinstance(layer, torch.nn.Linear) or is_conv1d(layer)):
             continue
@@ -375,33 +383,35 @@ def convert(
         total += 1
         label = re.sub(r"(?<![^.])\d+(?![^.])", "*", name) or "the model itself"
         features = layer.weight.shape if is_conv1d(layer) else (layer.in_features, layer.out_features)
-        why = elsewhere.get(id(layer), "") or _unfit(layer, kind, always)
+        why = also_read_by.get(id(layer), "") or _why_not(layer, kind, always)
         if not why and kind != "linear":
             why = _quantize(layer, kind, group_size, zero_points)
         row = ConversionRow(label, (features[0], features[1]), by="torch" if why else "tritile", why=why)
-        rows_of = [row]
+        layer_rows = [row]
         if not why and gpu is not None:
-            seen: Iterable[LayerCall] = calls.get(layer, ())
+            layer_calls: Iterable[LayerCall] = calls.get(layer, ())
             if forward is None:
                 grad = trains and layer.training
                 grads = grad, grad and layer.weight.requires_grad
-                seen = [LayerCall(each, layer.weight.dtype, *grads) for each in numbers]
-            seen = [
-                each._replace(precision=precision) if each.dtype == torch.float32 else each for each in seen
+                layer_calls = [LayerCall(number, layer.weight.dtype, *grads) for number in numbers]
+            layer_calls = [
+                call._replace(precision=precision) if call.dtype == torch.float32 else call
+                for call in layer_calls
             ]
-            idle = replace(row, by="torch", why="forward did not call it")
-            rows_of = list(_decided(row, layer, seen, gpu)) or [idle]
-        wins = any(each.by == "tritile" for each in rows_of)
+            unused = replace(row, by="torch", why="forward did not call it")
+            layer_rows = list(_decided(row, layer, layer_calls, gpu)) or [unused]
+        wins = any(row.by == "tritile" for row in layer_rows)
         if kind == "linear":
             assign(layer, wins, always, precision)
-        names += [name] * wins
-        for each in rows_of:
-            found.setdefault(replace(each, exchanged=wins), []).append(name)
-    rows_found = tuple(
-        replace(each, layers=_named(each.layers, own), count=len(own)) for each, own in found.items()
+        if wins:
+            exchanged.append(name)
+        for row in layer_rows:
+            groups.setdefault(replace(row, exchanged=wins), []).append(name)
+    table = tuple(
+        replace(row, layers=_named(row.layers, names), count=len(names)) for row, names in groups.items()
     )
-    note = _note(model, rows_found, forward is not None)
-    return Conversion(kind, "" if gpu is None else gpu[0].name, tuple(names), total, rows_found, note)
+    note = _note(model, table, forward is not None)
+    return Conversion(kind, "" if gpu is None else gpu[0].name, tuple(exchanged), total, table, note)
 
 
 def restore(model: torch.nn.Module) -> int:

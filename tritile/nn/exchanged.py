@@ -34,12 +34,12 @@ from tritile.planning.classes import class_of
 from tritile.tuner.store.trial import TORCH
 from tritile.tuner.store.trials import store_of
 
-# What the products of a training step have to gain for tritile to be called for them: autograd calls its
-# operators through Python, which takes the host so many microseconds longer (24 layers of ViT on an H200).
+# What tritile has to gain at the products of a training step: autograd calls its operators through Python,
+# which costs the host so many microseconds more (24 layers of ViT on an H200).
 TRAINING_US: Final = 500.0
 _NOISE: Final = 1.02  # ratios vary by this factor from run to run
 _MODELS: Final = 1.25  # the model's picks may be slower than predicted: require a larger ratio
-# How many times as long as fp16 parts torch's plain fp32 took at least on Hopper, where these suit the sizes.
+# The least ratio of torch's plain fp32 to fp16x3 that was measured on Hopper, at sizes that fp16x3 suits.
 PARTS_AHEAD: Final = 2.0
 
 
@@ -47,7 +47,7 @@ FP32 = Literal["fp16x3"]  # what a layer may name instead of torch's setting
 
 
 class LayerCall(NamedTuple):
-    """A call of a layer, by what differs from call to call and decides who multiplies.
+    """What differs between calls of a layer, and decides which backend multiplies.
 
     `dtype` is the input's; None under autocast, which casts it. `grad_input` and `grad_weight` say which
     gradients a backward pass will compute. `precision` is named in the call; None if it is not.
@@ -61,13 +61,19 @@ class LayerCall(NamedTuple):
 
 
 def _problems(call: LayerCall, weight: torch.Tensor, bias: torch.Tensor | None) -> Iterator[MatmulProblem]:
-    """Yield the product of a call, then those of its gradients. Raise TritileError if tritile has no such."""
+    """Yield the product of a call, then those of its gradients.
+
+    Raise TritileError if tritile does not compute one of them.
+    """
     (n, k), named = weight.shape, {"precision": call.precision}
     x, grad = (torch.empty(call.rows, size, dtype=call.dtype, device="meta") for size in (k, n))
     weight = torch.empty_strided(weight.shape, weight.stride(), dtype=weight.dtype, device="meta")
     bias = None if bias is None else torch.empty(n, dtype=bias.dtype, device="meta")
     calls: list[tuple[str, tuple[Any, ...]]] = [("linear", (x, weight, bias))]
-    calls += [("matmul", (grad, weight))] * call.grad_input + [("matmul", (grad.mT, x))] * call.grad_weight
+    if call.grad_input:
+        calls.append(("matmul", (grad, weight)))
+    if call.grad_weight:
+        calls.append(("matmul", (grad.mT, x)))
     for name, tensors in calls:
         problem = call_of("convert", name, tensors, named)[0].problem
         assert isinstance(problem, MatmulProblem)
@@ -78,11 +84,11 @@ class Comparison(NamedTuple):
     """How tritile compares with torch on one GPU, at a product or at a call of a layer.
 
     - `ratio`: torch's time over that of tritile's kernel; None if either is unknown.
-    - `wins`: True if tritile is faster by more than noise or, of a prediction, by more than it errs.
+    - `wins`: True if tritile is faster by more than the noise, or the error of a prediction.
     - `source`: "measured", "predicted", or "" without a ratio.
     - `torch_us`: microseconds that torch takes; None if unknown.
     - `why`: why torch multiplies, "" where tritile wins.
-    - `by_torch`: True where tritile's operations run torch's kernel, too.
+    - `by_torch`: True if the plan of tritile's operation is torch's kernel.
     """
 
     ratio: float | None = None
@@ -98,13 +104,13 @@ def _planned(problem: MatmulProblem, device: Device, index: int | None) -> plans
     tunes = current_mode() == "tune"
     if index is not None and not (tunes and class_of(problem) is None):
         return planned(problem, index, True)
-    found = plans.plan_for(problem, device, "cached" if tunes else None, True)
-    assert found is not None  # only mode "tune" returns None
-    return found
+    plan = plans.plan_for(problem, device, "cached" if tunes else None, True)
+    assert plan is not None  # only mode "tune" returns None
+    return plan
 
 
 def _lost(ratio: float) -> str:
-    """Return why torch multiplies at a ratio that is no sure win."""
+    """Return why torch multiplies at a ratio that is not a sure win."""
     if round(ratio, 2) < 1:
         return "torch is faster"
     return "tritile is ahead, but not by enough to be sure" if ratio > _NOISE else "both are about as fast"
@@ -140,7 +146,7 @@ def _compared(problem: MatmulProblem, device: Device, index: int | None) -> Comp
     return _of_ratio(other / us, other / us >= needed, source, other)
 
 
-def judged(
+def compare(
     call: LayerCall,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -155,20 +161,21 @@ def judged(
 
     Raises TritileError if tritile does not compute such a call.
     """
-    # In mode "strict" plans that nobody measured raise.
+    # In mode "strict" a plan without a measurement raises.
     with mode("cached") if current_mode() == "strict" else contextlib.nullcontext():
-        found = [_compared(each, device, index) for each in _problems(call, weight, bias)]
-    timed = [each for each in found if each.ratio is not None]
-    if len(found) == 1 or not timed:
-        return found[0]
-    ratios = [1.0 if each.ratio is None or each.by_torch else each.ratio for each in found]
+        products = [_compared(problem, device, index) for problem in _problems(call, weight, bias)]
+    timed = [product for product in products if product.ratio is not None]
+    if len(products) == 1 or not timed:
+        return products[0]
+    ratios = [1.0 if one.ratio is None or one.by_torch else one.ratio for one in products]
     # A predicted win that is not sure counts as none.
-    sure = [ratio if each.wins else min(ratio, 1.0) for ratio, each in zip(ratios, found, strict=True)]
-    source = "predicted" if any(each.source == "predicted" for each in timed) else "measured"
+    sure = [ratio if one.wins else min(ratio, 1.0) for ratio, one in zip(ratios, products, strict=True)]
+    source = "predicted" if any(one.source == "predicted" for one in timed) else "measured"
     us = gained = None
-    if all(each.torch_us is not None for each in timed):
-        us = sum(each.torch_us or 0.0 for each in timed)
-        gained = sum((one.torch_us or 0.0) * (1 - 1 / ratio) for one, ratio in zip(found, sure, strict=True))
+    if all(one.torch_us is not None for one in timed):
+        us = sum(one.torch_us or 0.0 for one in timed)
+        pairs = zip(products, sure, strict=True)
+        gained = sum((one.torch_us or 0.0) * (1 - 1 / ratio) for one, ratio in pairs)
     is_ahead, gains = sum(sure) / len(sure) >= _NOISE, gained is None or gained >= TRAINING_US
     return _of_ratio(sum(ratios) / len(ratios), is_ahead and gains, source, us, gains or not is_ahead)
 
@@ -179,18 +186,18 @@ _WINS: Final[dict[tuple[Any, ...], bool]] = new_memo()
 def by_tritile(
     x: Any, weight: torch.Tensor, bias: torch.Tensor | None, precision: FP32 | None = None
 ) -> bool:
-    """True if tritile multiplies in this call of a layer: found in a memo, or decided now.
+    """True if tritile multiplies in this call of a layer: cached, or decided now.
 
-    Under torch.compile, where plans decide, and in batch-invariant calls on a GPU it is always tritile. It is
-    torch for what is no plain tensor on a GPU, and under autocast, because torch keeps the weights that it
+    It is always tritile under torch.compile, where plans decide, and in batch-invariant calls on a GPU; torch
+    for anything but plain tensors on a GPU, and under autocast, because torch caches the weights that it
     casts.
     """
     if is_dynamo_compiling():
         return type(x) in PLAIN and type(weight) in PLAIN
     try:
-        if x.is_cuda is not True:  # a proxy of torch.fx has one more
+        if x.is_cuda is not True:  # for a proxy of torch.fx it is another proxy
             return False
-    except AttributeError:  # of an object with `__torch_function__`
+    except AttributeError:  # an object with `__torch_function__`
         return False
     now = rules()
     if now.invariant:
@@ -210,7 +217,7 @@ def by_tritile(
         wins = weight.shape[1] == k and rows > 0 and x.is_contiguous()
         try:
             call = LayerCall(rows, dtype, *grads, precision)
-            wins = wins and judged(call, weight, bias, devices.gpu(index), index).wins
+            wins = wins and compare(call, weight, bias, devices.gpu(index), index).wins
         except TritileError:  # a dtype that tritile does not multiply, for example
             wins = False
         if may_be_kept():
@@ -224,10 +231,10 @@ _NAME: Final = "tritile.nn.Linear"  # of exchanged layers, as models print
 def faster_linear(
     input: Any, weight: torch.Tensor, bias: torch.Tensor | None = None, fp32: FP32 | None = None
 ) -> torch.Tensor:
-    """Multiply by tritile or torch, whichever is faster. torch.fx records it as the call of a layer."""
+    """Multiply with tritile or torch, whichever is faster. torch.fx records it as the call of a layer."""
     if isinstance(input, Proxy):
-        made: torch.Tensor = handle_torch_function(faster_linear, (input,), input, weight, bias, fp32)
-        return made
+        result: torch.Tensor = handle_torch_function(faster_linear, (input,), input, weight, bias, fp32)
+        return result
     precision = fp32 if weight.dtype is torch.float32 else None
     if by_tritile(input, weight, bias, precision):
         return linear(input, weight, bias, precision=precision)
@@ -290,16 +297,16 @@ _CONV1D: Final = ("transformers.pytorch_utils", "Conv1D")
 
 
 def __getattr__(name: str) -> type:
-    """Make the classes of exchanged Conv1D layers, which need transformers, when they are first named.
+    """Make the classes of exchanged Conv1D layers, which need transformers, at the first access.
 
-    Unpickling such a layer names them.
+    Unpickling such a layer is one.
     """
     if name not in ("ConvertedConv1D", "AlwaysConv1D"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     original = getattr(importlib.import_module(_CONV1D[0]), _CONV1D[1])
-    own = {"always": name.startswith("Always"), "__module__": __name__}
-    made = globals()[name] = type(name, (_Conv1D, original), own)
-    return made
+    attributes = {"always": name.startswith("Always"), "__module__": __name__}
+    cls = globals()[name] = type(name, (_Conv1D, original), attributes)
+    return cls
 
 
 def is_conv1d(layer: Any) -> bool:
@@ -327,15 +334,15 @@ def is_linear(layer: torch.nn.Module) -> bool:
 def assign(
     layer: torch.nn.Module, exchanged: bool, always: bool = False, precision: FP32 | None = None
 ) -> None:
-    """Give a layer the class of an exchanged one, or its own back. Nothing else about it changes.
+    """Give a layer the class of an exchanged one, or its original class. Nothing else about it changes.
 
     An exchanged layer with a precision of float32 has that as its attribute `fp32`.
     """
     if is_exchanged(layer):
         vars(layer).pop("fp32", None)
-    how, kind = "Always" if always else "Converted", "Conv1D" if is_conv1d(layer) else "Linear"
+    kind = "Conv1D" if is_conv1d(layer) else "Linear"
     if exchanged:
-        layer.__class__ = getattr(sys.modules[__name__], how + kind)
+        layer.__class__ = getattr(sys.modules[__name__], ("Always" if always else "Converted") + kind)
         if precision is not None:
             vars(layer)["fp32"] = precision
     elif is_exchanged(layer):

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from tritile.core.of_torch import Moved
 from tritile.core.problem import GROUP_SIZES, WEIGHT_BITS, GroupSize, WeightBits, scales_shape, words_shape
 from tritile.core.quantized import SCALE_DTYPES, QuantizedWeight
+from tritile.core.torch_private import Moved
 from tritile.errors import InvalidValueError, ShapeError
 from tritile.nn.linear import refuse_scripting
-from tritile.ops.memo import recall
+from tritile.ops.memo import launch_cached
 from tritile.ops.quantize import quantize
 from tritile.ops.request import computed
 
@@ -133,7 +133,7 @@ class QuantizedLinear(Moved):
         """Return input @ weight^T + bias, (..., N), for an input (..., K)."""
         tensors = (input, self.packed, self.scales, self.zeros, self.bias)
         options = (self.bits, self.group_size, self.out_features, self.in_features)
-        return recall("linear_quantized", tensors, None, options, computed)
+        return launch_cached("linear_quantized", tensors, None, options, computed)
 
     __prepare_scriptable__ = refuse_scripting
 

@@ -22,9 +22,9 @@ from typing import Any, Final
 import torch
 
 from tritile.core.epilogue import apply_epilogue, apply_epilogue_in_dtype
-from tritile.core.of_torch import int_mm, is_deterministic, scaled_mm
 from tritile.core.problem import AS_TORCH, BLOCK_SCALES, MatmulProblem, QuantizedProblem, Tiled
 from tritile.core.settings import is_batch_invariant, uses_aten
+from tritile.core.torch_private import int_mm, is_deterministic, scaled_mm
 from tritile.errors import UnsupportedError, brief
 from tritile.families import torch_kernels
 from tritile.families.quantized.unpacked import Unpack

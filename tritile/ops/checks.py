@@ -9,8 +9,8 @@ import torch
 from torch.autograd import forward_ad
 
 from tritile.core.epilogue import ACTIVATIONS
-from tritile.core.of_torch import FakeTensor, forward_level, is_transformed
 from tritile.core.problem import FP8_DTYPES
+from tritile.core.torch_private import FakeTensor, forward_level, is_transformed
 from tritile.errors import (
     DeviceError,
     DtypeError,

@@ -19,7 +19,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.jit import is_tracing  # type: ignore[attr-defined]
 from torch.overrides import handle_torch_function, has_torch_function
 
-from tritile.core.of_torch import (
+from tritile.core.torch_private import (
     forward_level,
     innermost_transform,
     is_any_autocast_on,

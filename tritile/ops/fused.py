@@ -10,7 +10,7 @@ from tritile.core.quantized import QuantizedWeight
 from tritile.errors import DtypeError, ShapeError, UnsupportedError
 from tritile.ops.checks import check_same_dtype, check_tensor, name_of, shapes
 from tritile.ops.dispatch import public
-from tritile.ops.memo import Key, Tensors, recall
+from tritile.ops.memo import Key, Tensors, launch_cached
 from tritile.ops.products import Product, product_of
 from tritile.ops.request import computed, requests
 
@@ -68,11 +68,11 @@ def linear(
     if isinstance(weight, QuantizedWeight):
         check_bias_alone(activation, residual, out_dtype, precision, out)
         parts = (input, weight.packed, weight.scales, weight.zeros, bias)
-        return recall(
+        return launch_cached(
             "linear_quantized", parts, None, (weight.bits, weight.group_size, *weight.shape), computed
         )
     tensors, options = (input, weight, bias, residual), (activation, out_dtype, precision)
-    return recall("linear", tensors, out, options, computed)
+    return launch_cached("linear", tensors, out, options, computed)
 
 
 def check_bias_alone(*others: Any) -> None:
@@ -144,7 +144,7 @@ def addmm(
         15.0
     """
     options = (beta, alpha, activation, out_dtype, precision, type(beta), type(alpha))  # True is 1 in a key
-    return recall("addmm", (input, mat1, mat2), out, options, computed)
+    return launch_cached("addmm", (input, mat1, mat2), out, options, computed)
 
 
 @public
@@ -166,7 +166,7 @@ def baddbmm(
     broadcasts. Everything else is as in `tritile.addmm`, errors included.
     """
     options = (beta, alpha, activation, out_dtype, precision, type(beta), type(alpha))
-    return recall("baddbmm", (input, batch1, batch2), out, options, computed)
+    return launch_cached("baddbmm", (input, batch1, batch2), out, options, computed)
 
 
 @requests("addmm", "baddbmm")
@@ -227,7 +227,7 @@ def gated_linear(
         torch.Size([10, 77])
     """
     tensors, options = (input, weight_gate, weight_up, bias_gate, bias_up), (activation, out_dtype, precision)
-    return recall("gated_linear", tensors, out, options, computed)
+    return launch_cached("gated_linear", tensors, out, options, computed)
 
 
 @requests("gated_linear")

@@ -8,7 +8,6 @@ import torch
 
 from tritile.core.call import Call, GroupedCall, Memory, View
 from tritile.core.device import capturing
-from tritile.core.of_triton import INTERPRETING
 from tritile.core.problem import (
     FP8_DTYPES,
     GROUPED_DTYPES,
@@ -18,6 +17,7 @@ from tritile.core.problem import (
     Precision,
 )
 from tritile.core.settings import is_batch_invariant
+from tritile.core.triton_private import INTERPRETING
 from tritile.errors import DtypeError, ShapeError, UnsupportedError
 from tritile.ops import aten, reference
 from tritile.ops.checks import (
@@ -31,7 +31,7 @@ from tritile.ops.checks import (
     shapes,
 )
 from tritile.ops.dispatch import public
-from tritile.ops.memo import Key, Tensors, mark_written, recall
+from tritile.ops.memo import Key, Tensors, launch_cached, mark_written
 from tritile.ops.products import check_precision
 from tritile.ops.request import Request, Result, computed, on_host, request_of, requests, run_plain
 from tritile.planning.aten import MOST_GROUPS
@@ -117,7 +117,7 @@ def grouped_matmul(
         torch.Size([10, 32])
     """
     tensors, options = (a, b, offs, scale_a, scale_b), (out_dtype, precision)
-    return recall(OP, tensors, out, options, computed)
+    return launch_cached(OP, tensors, out, options, computed)
 
 
 def _check_offs(a: torch.Tensor, b: torch.Tensor, offs: Any) -> None:
@@ -282,7 +282,7 @@ class Groups(Request):
         names = ("a", "b", "offs", "scale_a", "scale_b")
         check_out_memory(OP, out, **dict(zip(names, self.tensors, strict=True)))
 
-    def call(self, out: torch.Tensor, how: str) -> Call:
+    def call(self, out: torch.Tensor, precision: str) -> Call:
         a, b, offs, scale_a, scale_b = _resolved(self.tensors)
         if self._is_batch:
             product = request_of("matmul", a, b, out.dtype, self.precision)
@@ -290,13 +290,13 @@ class Groups(Request):
         if not self._has_kernel:
             dims = f"a has {a.ndim} dimensions and b {b.ndim}"
             raise UnsupportedError(f"{OP}: {dims}: such a call has no plan, because it runs other operations")
-        return grouped_call(a, b, offs, scale_a, scale_b, out, how)
+        return grouped_call(a, b, offs, scale_a, scale_b, out, precision)
 
     def compute(self, out: torch.Tensor) -> None:
         a, b, offs, scale_a, scale_b = self.tensors
         reference.grouped(a, b, offs, scale_a, scale_b, out)
 
-    def run_otherwise(self, out: torch.Tensor | None, how: str) -> torch.Tensor | None:
+    def run_delegated(self, out: torch.Tensor | None, precision: str) -> torch.Tensor | None:
         a, b, offs, scale_a, scale_b = self.tensors
         options = self.out_dtype, self.precision
         if self._is_batch:
@@ -309,10 +309,10 @@ class Groups(Request):
             groups, m, k = a.shape
             ends = torch.arange(m, groups * m + 1, m, dtype=torch.int32, device=a.device)
             rows = a.reshape(groups * m, k), b, ends, scale_a.view(-1), scale_b
-            made = run_plain(OP, rows, None, options).view(groups, m, -1)
+            result = run_plain(OP, rows, None, options).view(groups, m, -1)
         else:
-            made = _sharing_k(a, b, offs, self.out_dtype or a.dtype, self.precision)
-        return made if out is None else mark_written(OP, out.copy_(made))
+            result = _sharing_k(a, b, offs, self.out_dtype or a.dtype, self.precision)
+        return result if out is None else mark_written(OP, out.copy_(result))
 
 
 def _resolved(tensors: Tensors) -> Tensors:

@@ -73,21 +73,21 @@ class QuantizedLinear(Request):
                 raise ShapeError(f"linear: bias has shape {tuple(bias.shape)}: expected ({n},)")
         return (*x.shape[:-1], n), x.dtype, "ieee"
 
-    def call(self, out: torch.Tensor, how: str) -> QuantizedCall:
+    def call(self, out: torch.Tensor, precision: str) -> QuantizedCall:
         """Return the call, folded to views. Rows that have no single stride are copied."""
         n, k = self.weight.shape
         bias = None if self.bias is None else self.bias.resolve_neg()
         return quantized_call(self.x.resolve_neg().reshape(-1, k), self.weight, bias, out.view(-1, n))
 
-    def interpret(self, out: torch.Tensor, how: str) -> None:
+    def interpret(self, out: torch.Tensor, precision: str) -> None:
         """Run the kernels in Triton's interpreter: by float32 where the weight is for bfloat16, else as is.
 
         A weight for float16 cannot be multiplied in float32: its numbers become float16 by bit patterns.
         """
         if self.weight.dtype == torch.bfloat16 or self.bias is None:
-            super().interpret(out, how)
+            super().interpret(out, precision)
         else:
-            interpret(replace(self, bias=self.bias.float()).call(out, how))
+            interpret(replace(self, bias=self.bias.float()).call(out, precision))
 
     def compute(self, out: torch.Tensor) -> None:
         reference.linear_quantized(self.x, self.weight, self.bias, out)

@@ -8,7 +8,7 @@ from tritile.core.problem import Precision
 from tritile.errors import ShapeError
 from tritile.ops.checks import check_tensor, shapes
 from tritile.ops.dispatch import is_overridden, public
-from tritile.ops.memo import Key, Tensors, recall
+from tritile.ops.memo import Key, Tensors, launch_cached
 from tritile.ops.request import computed
 
 
@@ -83,7 +83,7 @@ def matmul(
         torch.Size([511, 77])
     """
     tensors, options = (input, other), (out_dtype, precision)
-    return recall("matmul", tensors, out, options, computed)
+    return launch_cached("matmul", tensors, out, options, computed)
 
 
 def check_matrices(op: str, input: Any, mat2: Any, rank: int) -> None:
@@ -116,7 +116,7 @@ def mm(
 
     Everything else is as in `tritile.matmul`, errors included. Tensors of other ranks raise ShapeError.
     """
-    return recall("matmul", (input, mat2), out, (out_dtype, precision, "mm"), _computed)
+    return launch_cached("matmul", (input, mat2), out, (out_dtype, precision, "mm"), _computed)
 
 
 @public
@@ -133,4 +133,4 @@ def bmm(
     Everything else is as in `tritile.matmul`, errors included. Tensors of other ranks raise ShapeError, and
     so do batches of different sizes.
     """
-    return recall("matmul", (input, mat2), out, (out_dtype, precision, "bmm"), _computed)
+    return launch_cached("matmul", (input, mat2), out, (out_dtype, precision, "bmm"), _computed)

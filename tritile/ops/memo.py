@@ -1,8 +1,7 @@
-"""Remember prepared calls: one cache, one key.
+"""The cache of prepared calls: one cache, one key.
 
-A call that was prepared before costs one look-up and a launch. The key is coarse: it finds the calls of an
-operation with these sizes and options. Among these, the alignment of addresses and torch's own test of
-tensors, in C++, find the right one.
+A cached call costs one look-up and a launch. The key is coarse: the operation, sizes and options. Among the
+launches of a key, the alignment of addresses and torch's own C++ guards of tensors find the right one.
 """
 
 import random
@@ -18,66 +17,66 @@ from torch.compiler import is_dynamo_compiling
 from tritile.core.call import Call
 from tritile.core.device import capturing
 from tritile.core.forgetting import new_memo
-from tritile.core.of_torch import (
+from tritile.core.settings import current_mode, rules
+from tritile.core.torch_private import (
     COMPARES,
-    alike,
     current_gpu,
     empty_strided_on_gpu,
     forward_level,
     fp32_precision,
+    guard_of,
     increment_versions,
     is_deterministic,
     modes_entered,
 )
-from tritile.core.settings import current_mode, rules
 from tritile.errors import OverlapError
 from tritile.ops.checks import check_may_change, overlap, reach, same_memory
 from tritile.ops.dispatch import TENSORS
 from tritile.runtime.launch import Launch, SplitLaunch
 
-_ADDED: Final = ("bias", "residual", "bias_up")  # an element is read just before out's is written
-# The place of the first operand of each product, None for other operations.
+_ADDED: Final = ("bias", "residual", "bias_up")  # each element is read just before out's is written
+# The index of the first operand of each product, None for other operations.
 _FIRST: Final = {
-    op: next((i for i, (role, _) in enumerate(each) if role == "a"), None) for op, each in TENSORS.items()
+    op: next((i for i, (role, _) in enumerate(roles) if role == "a"), None) for op, roles in TENSORS.items()
 }
-_MOST: Final = 64  # calls of one key and alignment
-_MOST_ALIGNMENTS: Final = 256  # of one key
-_RANDOM: Final = random.Random(0)  # of ours: a program's own numbers stay as they are
+_MAX_CALLS: Final = 64  # of one key and alignment
+_MAX_ALIGNMENTS: Final = 256  # of one key
+_RANDOM: Final = random.Random(0)  # our own: the program's random numbers stay as they are
 
 Tensors = Sequence[Any]
-ByTorch = Callable[..., torch.Tensor]  # takes the caller's tensors, and out behind them where it is given
+ByTorch = Callable[..., torch.Tensor]  # takes the caller's tensors, then out if it is given
 Key = tuple[Any, ...]
 
 
 def addresses_of(tensors: Tensors) -> list[Any]:
-    """Return where each tensor begins, None for None."""
+    """Return the address of each tensor, None for None."""
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """How a prepared call is launched, and the guards by which a call is like it.
+class CachedLaunch:
+    """The launch of a prepared call, and the guards under which it may be used for another call.
 
-    Places are those of the caller's tensors, out being the last.
+    Indices are those of the caller's tensors, of which out is the last.
 
-    - `distinct` takes each tensor once out of all, `alike` is torch's test of these, and `same` are pairs of
-      places that have one tensor.
-    - `start`: the place of the first tensor that begins where out does, out's own where it alone does.
-    - `setting`: torch's precision of fp32; None where it does not count.
-    - `run`: the launch, whose `at` takes addresses; or `by_torch`, torch's call, a `ByTorch`.
-    - `pick` takes the addresses out of all, in the order of the launch.
-    - `reaches`: the length in bytes of each tensor, 0 for one that is not read or begins where out does.
-      `read`: the place and reach of those that are.
+    - `unique` selects each tensor once, `guard` is torch's guard of these, and `duplicates` are pairs of
+      indices that hold the same tensor.
+    - `start`: the index of the first tensor with the address of out: out's own if no other has it.
+    - `precision`: torch's precision of fp32; None if it does not matter.
+    - `run`: the launch, whose `at` takes addresses; or, if `by_torch`, torch's call, a `ByTorch`.
+    - `select` selects the addresses that the launch takes, in its order.
+    - `reaches`: the length in bytes of each tensor, 0 for one that is not read or has the address of out.
+      `read`: index and reach of the others.
     """
 
-    distinct: Callable[[Sequence[Any]], Sequence[torch.Tensor]]
-    alike: Callable[..., bool]
-    same: tuple[tuple[int, int], ...]
+    unique: Callable[[Sequence[Any]], Sequence[torch.Tensor]]
+    guard: Callable[..., bool]
+    duplicates: tuple[tuple[int, int], ...]
     start: int
-    setting: str | None
+    precision: str | None
     run: Any
     by_torch: bool
-    pick: Callable[[Sequence[Any]], tuple[int, ...]]
+    select: Callable[[Sequence[Any]], tuple[int, ...]]
     reaches: tuple[int, ...]
     read: tuple[tuple[int, int], ...]
     shape: tuple[int, ...]
@@ -86,125 +85,124 @@ class Ready:
     device: torch.device
 
 
-class Prepared:
-    """Hold the prepared calls of one key, the latest first.
+class CachedLaunches:
+    """The cached launches of one key, the latest first.
 
-    `free` are those for which alignment does not count. The others are found by where the tensors at
-    `places`, which they read, begin within 16 bytes. Where there is no room, a new call takes the place of
-    any other: if the oldest made room, calls that come in turns would never be found.
+    `any_alignment` are those for which alignment does not matter. The others are found by the alignment
+    (address modulo 16 bytes) of the tensors at `indices`, which they read. If there is no room, a new launch
+    replaces a random one: if it replaced the oldest, calls that take turns would never be found.
     """
 
-    __slots__ = ("by_low", "free", "pick", "places")
+    __slots__ = ("any_alignment", "by_alignment", "indices", "select")
 
     def __init__(self) -> None:
-        self.free: tuple[Ready, ...] = ()
-        self.places: tuple[int, ...] = ()
-        self.pick: Callable[[Sequence[Any]], tuple[int, ...]] = lambda _: ()  # the addresses at `places`
-        self.by_low: dict[tuple[int, ...], tuple[Ready, ...]] = {}
+        self.any_alignment: tuple[CachedLaunch, ...] = ()
+        self.indices: tuple[int, ...] = ()
+        self.select: Callable[[Sequence[Any]], tuple[int, ...]] = lambda _: ()  # the addresses at `indices`
+        self.by_alignment: dict[tuple[int, ...], tuple[CachedLaunch, ...]] = {}
 
-    def __iter__(self) -> Iterator[Ready]:
-        return (ready for each in (self.free, *self.by_low.values()) for ready in each)
+    def __iter__(self) -> Iterator[CachedLaunch]:
+        yield from self.any_alignment
+        for cached in self.by_alignment.values():
+            yield from cached
 
-    def add(self, ready: Ready, addresses: Sequence[Any], places: Sequence[int]) -> None:
-        """Remember a call. `places` are those of tensors whose alignment counts for it."""
-        if not places:
-            self.free = _with(ready, self.free)
+    def add(self, cached: CachedLaunch, addresses: Sequence[Any], indices: Sequence[int]) -> None:
+        """Add a launch. `indices` are those of tensors whose alignment matters for it."""
+        if not indices:
+            self.any_alignment = _with(cached, self.any_alignment)
             return
-        if not {*places} <= {*self.places}:
-            self.by_low = {}  # those of fewer places are met again under a longer key
-            self.places = tuple(sorted({*self.places, *places}))
-            self.pick = itemgetter(*self.places, self.places[0])  # of one place it would not give a tuple
-        low = tuple([at & 15 for at in self.pick(addresses)])
-        if low not in self.by_low and len(self.by_low) >= _MOST_ALIGNMENTS:
-            self.by_low.pop(_RANDOM.choice(list(self.by_low)), None)  # another thread may have dropped it
-        self.by_low[low] = _with(ready, self.by_low.get(low, ()))
+        if not {*indices} <= {*self.indices}:
+            self.by_alignment = {}  # launches under a shorter key are prepared again under the longer one
+            self.indices = tuple(sorted({*self.indices, *indices}))
+            self.select = itemgetter(*self.indices, self.indices[0])  # one index alone would give no tuple
+        alignment = tuple([at & 15 for at in self.select(addresses)])
+        if alignment not in self.by_alignment and len(self.by_alignment) >= _MAX_ALIGNMENTS:
+            # Another thread may have dropped it.
+            self.by_alignment.pop(_RANDOM.choice(list(self.by_alignment)), None)
+        self.by_alignment[alignment] = _with(cached, self.by_alignment.get(alignment, ()))
 
 
-def _with(ready: Ready, others: tuple[Ready, ...]) -> tuple[Ready, ...]:
-    place = _RANDOM.randrange(_MOST)
-    kept = others if len(others) < _MOST else others[:place] + others[place + 1 :]
-    return (ready, *kept)
+def _with(cached: CachedLaunch, others: tuple[CachedLaunch, ...]) -> tuple[CachedLaunch, ...]:
+    if len(others) < _MAX_CALLS:
+        return (cached, *others)
+    dropped = _RANDOM.randrange(_MAX_CALLS)
+    return (cached, *others[:dropped], *others[dropped + 1 :])
 
 
-CALLS: Final[dict[Key, Prepared]] = new_memo()
+CALLS: Final[dict[Key, CachedLaunches]] = new_memo()
 
 
-def recall(
-    op: str, tensors: Tensors, out: Any, options: Key, otherwise: Callable[..., torch.Tensor]
+def launch_cached(
+    op: str, tensors: Tensors, out: Any, options: Key, on_miss: Callable[..., torch.Tensor]
 ) -> torch.Tensor:
-    """Launch a call that was prepared before, in this state of torch's; else call `otherwise`.
+    """Launch a call that was prepared before, in the present state of torch; else return what `on_miss` does.
 
-    `options` are all arguments that are not tensors. Torch's own test, in C++, compares types, dtypes,
-    devices, sizes, strides, `requires_grad`, and each tensor's dispatch keys in this thread. These show
-    laziness, modes, autocast and transforms: a call that torch must see is never taken for one that it need
-    not. Raise OverlapError where out, this time, overlaps an input.
+    `options` are all arguments that are not tensors. Torch's guards, in C++, compare types, dtypes, devices,
+    sizes, strides, `requires_grad`, and each tensor's dispatch keys in this thread. The keys show laziness,
+    modes, autocast and transforms, so a call that torch must see is never mistaken for one that it need not.
+    Raise OverlapError if out overlaps an input this time.
 
-    `otherwise` takes the first four arguments and the key, for `remember`: None for a call that is not to be
-    remembered.
+    `on_miss` takes the first four arguments, and the key for `cache_launch`: None if the call is not to be
+    cached.
     """
     if is_dynamo_compiling() or forward_level() >= 0:
-        return otherwise(op, tensors, out, options, None)
+        return on_miss(op, tensors, out, options, None)
     all_tensors = (*tensors, out)
     try:
-        sizes = all_tensors[0].shape, all_tensors[len(all_tensors) > 2].shape
+        sizes = all_tensors[0].shape, all_tensors[1 if len(all_tensors) > 2 else 0].shape
         key = (op, options, rules(), is_deterministic(), is_grad_enabled(), sizes, *map(type, all_tensors))
-        prepared = CALLS.get(key)
+        launches = CALLS.get(key)
     except (RuntimeError, AttributeError, TypeError):  # an argument that the operation refuses
-        return otherwise(op, tensors, out, options, None)
-    if prepared is None:
-        return otherwise(op, tensors, out, options, key)
-    calls, addresses = prepared.free, None
+        return on_miss(op, tensors, out, options, None)
+    if launches is None:
+        return on_miss(op, tensors, out, options, key)
+    candidates, addresses = launches.any_alignment, None
     while True:
-        for ready in calls:
-            if not ready.alike(*ready.distinct(all_tensors)):
+        for cached in candidates:
+            if not cached.guard(*cached.unique(all_tensors)):
                 continue
-            if ready.same and any(all_tensors[i] is not all_tensors[j] for i, j in ready.same):
+            if cached.duplicates and any(all_tensors[i] is not all_tensors[j] for i, j in cached.duplicates):
                 continue
-            if not (ready.setting is None or ready.setting == default_precision()):
+            if not (cached.precision is None or cached.precision == default_precision()):
                 continue
-            if out is not None and not _may_write(ready, op, tensors, out):
+            if out is not None and not _may_write(cached, op, tensors, out):
                 continue
-            if ready.by_torch:
+            if cached.by_torch:
                 try:
-                    made: torch.Tensor = ready.run(*tensors) if out is None else ready.run(*tensors, out)
-                    return made
+                    result: torch.Tensor = cached.run(*tensors) if out is None else cached.run(*tensors, out)
+                    return result
                 except torch.OutOfMemoryError:
                     raise
-                except (
-                    RuntimeError,
-                    ValueError,
-                ):  # tritile's kernel runs then, and is remembered before this
-                    return otherwise(op, tensors, out, options, key)
+                except (RuntimeError, ValueError):  # tritile's kernel runs instead, and is found before this
+                    return on_miss(op, tensors, out, options, key)
             addresses = addresses or addresses_of(all_tensors)
             if out is None:
-                out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
+                out = new_output(cached.shape, cached.strides, cached.dtype, cached.device)
                 addresses[-1] = out.data_ptr()
-            ready.run.at(ready.pick(addresses))
+            cached.run.at(cached.select(addresses))
             return out
         if addresses is not None:
-            return otherwise(op, tensors, out, options, key)
+            return on_miss(op, tensors, out, options, key)
         try:
             addresses = addresses_of(all_tensors)
-        except (
-            RuntimeError,
-            AttributeError,
-        ):  # a tensor without memory, as within a transform, or none at all
-            return otherwise(op, tensors, out, options, key)
-        calls = prepared.by_low.get(tuple([at & 15 for at in prepared.pick(addresses)]), ())
+        except (RuntimeError, AttributeError):  # a tensor without memory, as in a transform, or no tensor
+            return on_miss(op, tensors, out, options, key)
+        alignment = tuple([at & 15 for at in launches.select(addresses)])
+        candidates = launches.by_alignment.get(alignment, ())
 
 
-def remember(
-    op: str, key: Key | None, how: Launch | SplitLaunch | ByTorch, call: Call, tensors: Tensors, out: Any,
+def cache_launch(
+    op: str, key: Key | None, run: Launch | SplitLaunch | ByTorch, call: Call, tensors: Tensors, out: Any,
     result: torch.Tensor, by_torch: bool = False,
 ) -> None:  # fmt: skip
-    """Remember under the key of `recall` how a call is made: its launch, or `by_torch` torch's call.
+    """Cache, under the key of `launch_cached`, the launch of a call, or torch's call if `by_torch`.
 
-    `tensors` and `out` are the caller's. Nothing is remembered of a plan that is not to be kept.
+    `tensors` and `out` are the caller's. Nothing is cached of a plan that is not to be kept.
     """
     if key is None or not COMPARES or not may_be_kept():
         return
-    indices = {role: i for i, (role, _) in enumerate(TENSORS[op])} | {"out": len(tensors)}
-    order = tuple(indices[memory.buffer] for memory in call.memory)
+    by_role = {role: i for i, (role, _) in enumerate(TENSORS[op])} | {"out": len(tensors)}
+    order = tuple(by_role[memory.buffer] for memory in call.memory)
     addresses = addresses_of((*tensors, result))
     if any(addresses[i] != memory.address for i, memory in zip(order, call.memory, strict=True)):
         return  # the launch reads a copy
@@ -214,41 +212,41 @@ def remember(
         reaches[start] = 0
     if out is None:
         addresses[-1] = None
-    all_tensors, places = (*tensors, out), dict[int, int]()
+    all_tensors, indices = (*tensors, out), dict[int, int]()
     for i, tensor in enumerate(all_tensors):
         if tensor is not None:
-            places.setdefault(id(tensor), i)
-    firsts = list(places.values())  # torch's test takes each tensor once
-    distinct = itemgetter(*firsts) if len(firsts) > 1 else itemgetter(slice(firsts[0], firsts[0] + 1))
+            indices.setdefault(id(tensor), i)
+    firsts = list(indices.values())  # torch's guard takes each tensor once
+    unique = itemgetter(*firsts) if len(firsts) > 1 else itemgetter(slice(firsts[0], firsts[0] + 1))
     first = _FIRST[op]
-    by_setting = first is not None and tensors[first].dtype == torch.float32
+    by_precision = first is not None and tensors[first].dtype == torch.float32
     read = range(len(all_tensors)) if by_torch else order
     aligned = [i for i in read if all_tensors[i] is not None]
     added = tensors[4:] if op == "linear_quantized" else tensors[2:]  # a packed weight has three parts
     if by_torch and tensors[0].element_size() > 1 and all(tensor is None for tensor in added):
-        aligned = []  # a product of two matrices is as good wherever these begin
-    ready = Ready(
-        distinct=distinct,
-        alike=alike(*distinct(all_tensors)),
-        same=tuple(
-            (i, places[id(t)]) for i, t in enumerate(all_tensors) if t is not None and i not in firsts
+        aligned = []  # torch multiplies two plain matrices at any alignment
+    cached = CachedLaunch(
+        unique=unique,
+        guard=guard_of(*unique(all_tensors)),
+        duplicates=tuple(
+            (i, indices[id(t)]) for i, t in enumerate(all_tensors) if t is not None and i not in firsts
         ),
         start=start,
-        setting=default_precision() if by_setting else None,
-        run=how,
+        precision=default_precision() if by_precision else None,
+        run=run,
         by_torch=by_torch,
-        pick=itemgetter(*order),
+        select=itemgetter(*order),
         reaches=tuple(reaches),
-        read=tuple((i, far) for i, far in enumerate(reaches[:-1]) if far),
+        read=tuple((i, length) for i, length in enumerate(reaches[:-1]) if length),
         shape=tuple(result.shape),
         strides=result.stride(),
         dtype=result.dtype,
         device=result.device,
     )
-    prepared = CALLS.get(key)
-    if prepared is None:
-        prepared = CALLS[key] = Prepared()
-    prepared.add(ready, addresses, aligned)
+    launches = CALLS.get(key)
+    if launches is None:
+        launches = CALLS[key] = CachedLaunches()
+    launches.add(cached, addresses, aligned)
 
 
 def may_be_kept() -> bool:
@@ -257,7 +255,7 @@ def may_be_kept() -> bool:
 
 
 def default_precision() -> str:
-    """Return torch's own setting for fp32: "ieee", "tf32", or "none" where nobody set it."""
+    """Return torch's setting for fp32: "ieee", "tf32", or "none" if it is not set."""
     if fp32_precision is None:  # the other way saves a microsecond
         return torch.backends.cuda.matmul.fp32_precision
     return fp32_precision("cuda", "matmul")
@@ -276,7 +274,7 @@ def new_output(
 
 
 def mark_written(op: str, out: torch.Tensor) -> torch.Tensor:
-    """Have autograd know that out is overwritten, as torch's own out= does; return out.
+    """Tell autograd that out is overwritten, as torch's out= does; return out.
 
     Raise GradientError for an inference tensor outside of `torch.inference_mode()`.
     """
@@ -287,31 +285,31 @@ def mark_written(op: str, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _may_write(ready: Ready, op: str, tensors: Tensors, out: torch.Tensor) -> bool:
-    """True, with out marked as written, unless it begins elsewhere than the tensor that it was before.
+def _may_write(cached: CachedLaunch, op: str, tensors: Tensors, out: torch.Tensor) -> bool:
+    """True, with out marked as written, unless out no longer starts at the tensor that it did.
 
-    Raise OverlapError where it overlaps an input.
+    Raise OverlapError if it overlaps an input.
     """
     at = out.data_ptr()
-    if ready.start != len(tensors) and tensors[ready.start].data_ptr() != at:
+    if cached.start != len(tensors) and tensors[cached.start].data_ptr() != at:
         return False
-    end = at + ready.reaches[-1]
-    for index, far in ready.read:
+    end = at + cached.reaches[-1]
+    for index, length in cached.read:
         other = tensors[index].data_ptr()
-        if other < end and at < other + far:
-            check_out_apart(op, out, tensors, ready.reaches)
+        if other < end and at < other + length:
+            check_out_apart(op, out, tensors, cached.reaches)
             break
     mark_written(op, out)
     return True
 
 
 def check_out_apart(op: str, out: torch.Tensor, tensors: Tensors, reaches: Sequence[int]) -> None:
-    """Raise OverlapError where out overlaps an input. It may be exactly a tensor that is added.
+    """Raise OverlapError if out overlaps an input, unless it is exactly the memory of a tensor that is added.
 
     A tensor with a reach of 0 bytes is not read.
     """
-    for (role, name), tensor, far in zip(TENSORS[op], tensors, reaches, strict=False):
-        if far and overlap(out, tensor) and not (role in _ADDED and same_memory(out, tensor)):
+    for (role, name), tensor, length in zip(TENSORS[op], tensors, reaches, strict=False):
+        if length and overlap(out, tensor) and not (role in _ADDED and same_memory(out, tensor)):
             allowed = f", or exactly that of {name}" if role in _ADDED else ""
             raise OverlapError(f"{op}: out overlaps {name}: expected memory of its own{allowed}")
 

@@ -8,13 +8,13 @@ import torch
 from torch.overrides import handle_torch_function
 
 from tritile.core.call import Memory, PermuteCall
-from tritile.core.of_torch import neg_view
 from tritile.core.permutation import PermuteProblem
+from tritile.core.torch_private import neg_view
 from tritile.errors import ShapeError
 from tritile.ops import reference
 from tritile.ops.checks import check_out, check_out_memory, check_tensor, same_memory
 from tritile.ops.dispatch import PLAIN, is_overridden, needs_dispatch, public
-from tritile.ops.memo import Key, Tensors, recall
+from tritile.ops.memo import Key, Tensors, launch_cached
 from tritile.ops.request import Request, Result, computed, interpret, requests
 
 _SEQUENCES: Final = (list, tuple)
@@ -141,7 +141,7 @@ def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | Non
         >>> tritile.permute(x, (0, 2, 3, 1)).shape
         torch.Size([8, 50, 60, 3])
     """
-    return recall("permute", (input,), out, options_of(dims), _computed)
+    return launch_cached("permute", (input,), out, options_of(dims), _computed)
 
 
 def options_of(dims: Any) -> Key:
@@ -199,7 +199,7 @@ def transpose(
         >>> tritile.transpose(x).shape
         torch.Size([8, 60, 50])
     """
-    return recall("transpose", (input,), out, (dim0, dim1, type(dim0), type(dim1)), _computed)
+    return launch_cached("transpose", (input,), out, (dim0, dim1, type(dim0), type(dim1)), _computed)
 
 
 def _computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
@@ -233,7 +233,7 @@ class Permutation(Request):
         mirrors = len(moved) == 2 and x.shape[moved[0]] == x.shape[moved[1]]
         check_out_memory(self.op, out, input=None if mirrors and same_memory(x, out) else x)
 
-    def call(self, out: torch.Tensor, how: str) -> PermuteCall:
+    def call(self, out: torch.Tensor, precision: str) -> PermuteCall:
         x = self.first
         # Negating an integer takes more than inverting its sign bit.
         whole = x.is_neg() and not (x.is_floating_point() or x.is_complex())
@@ -242,5 +242,5 @@ class Permutation(Request):
     def compute(self, out: torch.Tensor) -> None:
         reference.permute(self.first, self.dims, out)
 
-    def interpret(self, out: torch.Tensor, how: str) -> None:
-        interpret(self.call(out, how))
+    def interpret(self, out: torch.Tensor, precision: str) -> None:
+        interpret(self.call(out, precision))

@@ -10,10 +10,10 @@ import torch
 from tritile.core import device as devices
 from tritile.core.call import Call
 from tritile.core.device import Device
-from tritile.core.of_triton import INTERPRETING
 from tritile.core.problem import Tiled
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import uses_aten
+from tritile.core.triton_private import INTERPRETING
 from tritile.errors import InvalidValueError, ShapeError, did_you_mean
 from tritile.ops.aten import torch_call_of
 from tritile.ops.checks import check_memory
@@ -38,24 +38,24 @@ _FUNCTIONS: Final = (
 OPERATIONS: Final[dict[str, Callable[..., Any]]] = {function.__name__: function for function in _FUNCTIONS}
 
 
-def check_what(who: str, what: Any, kwargs: Iterable[str], own: Iterable[str] = ()) -> None:
+def check_what(caller: str, what: Any, kwargs: Iterable[str], options: Iterable[str] = ()) -> None:
     """Raise InvalidValueError for a tensor in place of an operation, and for keywords that one does not have.
 
-    `own`: names of the caller's own keyword arguments, one of which may be misspelt.
+    `options`: names of the caller's own keyword arguments, one of which may be misspelt.
     """
     if isinstance(what, torch.Tensor):
-        expected = f"pass the function, then its arguments: tritile.{who}(tritile.matmul, a, b)"
-        raise InvalidValueError(f"{who}: what is a tensor: {expected}")
+        expected = f"pass the function, then its arguments: tritile.{caller}(tritile.matmul, a, b)"
+        raise InvalidValueError(f"{caller}: what is a tensor: {expected}")
     function = OPERATIONS.get(what if isinstance(what, str) else getattr(what, "__name__", ""))
     if function is None or what not in (function, function.__name__):
         return
-    taken = inspect.signature(function).parameters
-    if unknown := [name for name in kwargs if name not in taken]:
-        hint = did_you_mean(unknown[0], [*taken, *own])
-        raise InvalidValueError(f"{who}: {function.__name__} has no argument {unknown[0]!r}{hint}")
+    accepted = inspect.signature(function).parameters
+    if unknown := [name for name in kwargs if name not in accepted]:
+        hint = did_you_mean(unknown[0], [*accepted, *options])
+        raise InvalidValueError(f"{caller}: {function.__name__} has no argument {unknown[0]!r}{hint}")
 
 
-def call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, bool]:
+def call_of(caller: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, bool]:
     """Return the call of an operation, given itself or by name, and whether torch's own kernel may make it.
 
     The result is allocated. Raises InvalidValueError for anything but an operation, and for wrong arguments
@@ -69,25 +69,27 @@ def call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             f"one of tritile.{names}, or its name; a problem; or a kernel decorated with tritile.autotune"
         )
         raise InvalidValueError(
-            f"{who}: what is {what!r}{did_you_mean(name, OPERATIONS)}: expected {expected}"
+            f"{caller}: what is {what!r}{did_you_mean(name, OPERATIONS)}: expected {expected}"
         )
-    check_memory(who, *args, *kwargs.values())
+    check_memory(caller, *args, *kwargs.values())
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
-        raise InvalidValueError(f"{who}: {name}: {error}") from error
+        raise InvalidValueError(f"{caller}: {name}: {error}") from error
     bound.apply_defaults()
     out = bound.arguments.get("out")
     request = _request(name, bound.arguments)
-    shape, dtype, how = request.checked(out)
+    shape, dtype, precision = request.checked(out)
     if out is not None:
         request.check_memory(out)
     result = torch.empty(shape, dtype=dtype, device=request.first.device) if out is None else out
     if result.numel() == 0 or request.is_empty:
-        shapes = " and ".join(str(tuple(each.shape)) for each in request.tensors[:2] if each is not None)
-        raise ShapeError(f"{who}: {request.op} of {shapes} is empty, and launches no kernel")
-    call = request.call(result, how)
-    return call, uses_aten() and torch_call_of(request, call.problem, how, out) is not None
+        shapes = " and ".join(
+            str(tuple(operand.shape)) for operand in request.tensors[:2] if operand is not None
+        )
+        raise ShapeError(f"{caller}: {request.op} of {shapes} is empty, and launches no kernel")
+    call = request.call(result, precision)
+    return call, uses_aten() and torch_call_of(request, call.problem, precision, out) is not None
 
 
 def _request(name: str, arguments: dict[str, Any]) -> Request:
@@ -105,10 +107,10 @@ def _request(name: str, arguments: dict[str, Any]) -> Request:
     if isinstance(arguments.get("weight"), QuantizedWeight):
         check_bias_alone(*(arguments[name] for name in NOT_WITH_PACKED))
         return QuantizedLinear(arguments["input"], arguments["weight"], arguments["bias"])
-    return request_of(name, *(arguments[each] for each in NAMES[name]))
+    return request_of(name, *(arguments[argument] for argument in NAMES[name]))
 
 
-def gpu_of(who: str, device: Any) -> Device:
+def gpu_of(caller: str, device: Any) -> Device:
     """Return the GPU that a caller names. Raises InvalidValueError or DeviceError if there is none."""
     if isinstance(device, Device):
         return device
@@ -121,7 +123,7 @@ def gpu_of(who: str, device: Any) -> Device:
     if located is None or located.type != "cuda":
         hint = did_you_mean(device, [*devices.SHORT, *devices.SHORT.values()])
         expected = f"a tritile.Device, one of {', '.join(devices.SHORT)}, or a GPU such as 'cuda:0'"
-        raise InvalidValueError(f"{who}: device is {device!r}{hint}: expected {expected}")
+        raise InvalidValueError(f"{caller}: device is {device!r}{hint}: expected {expected}")
     return devices.gpu((devices.current_index() or 0) if located.index is None else located.index)
 
 
@@ -178,22 +180,24 @@ def plan(
     if isinstance(what, Plannable):
         return what.planned(args, kwargs, gpu)
     if isinstance(what, Tiled):
-        problem, here, only, torchs = what, devices.current_gpu(), None, uses_aten()
+        problem, here, only, allows_torch = what, devices.current_gpu(), None, uses_aten()
     else:
         check_what("plan", what, kwargs, ("device",))
-        call, torchs = call_of("plan", what, args, kwargs)
+        call, allows_torch = call_of("plan", what, args, kwargs)
         problem, located, only = call.problem, call.tensors[0].device, fixed(call)
         if located.type == "cpu" and device is None:
             if not INTERPRETING or is_torch_only(problem):
                 return plans.on_host(problem)
-            found = plans.interpreted(problem)
-            return replace(found, config=only) if only else found
+            interpreted = plans.interpreted(problem)
+            return replace(interpreted, config=only) if only else interpreted
         here = devices.gpu(located.index) if located.type == "cuda" else devices.current_gpu()
     gpu = gpu or here
     if gpu is None:
         raise InvalidValueError("plan: there is no GPU here: pass device=, such as device='h200'")
     if only is not None:
         return Plan(problem, only, "model", gpu, None, IN_PLACE)
-    chosen = plans.plan_for(problem, gpu, None, torchs) or plans.plan_for(problem, gpu, "cached", torchs)
-    assert chosen is not None  # only mode "tune" returns None
+    chosen = plans.plan_for(problem, gpu, None, allows_torch)
+    if chosen is None:  # mode "tune" would measure it
+        chosen = plans.plan_for(problem, gpu, "cached", allows_torch)
+    assert chosen is not None
     return chosen

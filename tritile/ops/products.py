@@ -310,7 +310,7 @@ class Product(Request):
         unread = self.sides.get("bias") if self.beta == 0 else None
         check_out_apart(self.op, out, self.tensors, reaches_of(self.tensors, unread))
 
-    def run_otherwise(self, out: torch.Tensor | None, how: str) -> torch.Tensor | None:
+    def run_delegated(self, out: torch.Tensor | None, precision: str) -> torch.Tensor | None:
         """Have torch compute a product of complex numbers."""
         if not self.input.is_complex() or self.input.is_meta:
             return None
@@ -319,10 +319,10 @@ class Product(Request):
                 f'{self.op}: only torch computes complex products, and backends is "triton": expected '
                 '"triton,aten", or real operands'
             )
-        made = complex_product(self, out)
-        return made if out is None else mark_written(self.op, made)
+        result = complex_product(self, out)
+        return result if out is None else mark_written(self.op, result)
 
-    def call(self, out: torch.Tensor, how: str) -> MatmulCall:
+    def call(self, out: torch.Tensor, precision: str) -> MatmulCall:
         if self.input.is_complex():
             raise UnsupportedError(
                 f"{self.op}: torch computes complex products: tritile has nothing to plan, tune or explain"
@@ -330,16 +330,17 @@ class Product(Request):
         plain = torch.Tensor.resolve_neg
         if self.scales and not out.is_contiguous():
             out = out.new_empty(out.shape)  # torch's result is copied to out
-        return matmul_call(plain(self.input), plain(self.other), out, how, **self._epilogue(plain))
+        return matmul_call(plain(self.input), plain(self.other), out, precision, **self._epilogue(plain))
 
     def compute(self, out: torch.Tensor) -> None:
         reference.product(self.input, self.other, out, **self._epilogue(lambda tensor: tensor))
 
     def fill(self, out: torch.Tensor) -> None:
-        found, sums = self._epilogue(torch.Tensor.resolve_neg), torch.zeros_like(out)
-        how: tuple[str, Any, Any] = self.activation, self.alpha, self.beta
+        operands, sums = self._epilogue(torch.Tensor.resolve_neg), torch.zeros_like(out)
+        sides = [operands.get(side) for side in SIDES]
         up = None if self.up is None else sums
-        out.copy_(epilogue.apply_epilogue(sums, list(map(found.get, SIDES)), *how, up))
+        scales: tuple[Any, Any] = self.alpha, self.beta
+        out.copy_(epilogue.apply_epilogue(sums, sides, self.activation, *scales, up))
 
 
 @requests("matmul")
@@ -355,5 +356,5 @@ def product_of(op: str, tensors: Tensors, options: Key) -> Product:
         name: number_of(op, name, named[name], a) for name in ("alpha", "beta") if name in named
     }
     activation = check_activation(op, named.get("activation"), a)
-    how = named.get("out_dtype"), named.get("precision")
-    return Product(op, tensors, a, b, *how, sides, activation, **weights, up=up)
+    out_dtype, precision = named.get("out_dtype"), named.get("precision")
+    return Product(op, tensors, a, b, out_dtype, precision, sides, activation, **weights, up=up)

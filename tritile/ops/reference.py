@@ -16,10 +16,10 @@ from typing import Any, Final
 import torch
 
 from tritile.core.epilogue import SIDES, apply_epilogue
-from tritile.core.of_torch import neg_view
 from tritile.core.problem import SCALE_K
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import is_batch_invariant
+from tritile.core.torch_private import neg_view
 
 _WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

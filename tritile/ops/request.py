@@ -1,8 +1,8 @@
-"""Take a request from its arguments to its launch: checked, folded to views, planned and prepared.
+"""From the arguments of a call to its launch: checked, folded to views, planned and prepared.
 
-A public function asks `tritile.ops.memo.recall` first, which launches what was prepared before. What it does
-not know comes to `computed`. Every operation registers a function of its tensors and options that returns a
-`Request`, which is what runs, is traced, and is planned.
+A public function first tries `tritile.ops.memo.launch_cached`, which launches a call that was prepared
+before; others come to `computed`. Every operation registers a function of its tensors and options that
+returns a `Request`, which is what runs, is traced, and is planned.
 """
 
 import functools
@@ -22,11 +22,11 @@ from tritile.core.config import Config
 from tritile.core.device import capturing
 from tritile.core.forgetting import forget
 from tritile.core.log import log
-from tritile.core.of_torch import constant_in_graphs
-from tritile.core.of_triton import INTERPRETING
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.core.settings import current_mode, rules
 from tritile.core.threads import once
+from tritile.core.torch_private import constant_in_graphs
+from tritile.core.triton_private import INTERPRETING
 from tritile.errors import (
     HostWarning,
     TritileError,
@@ -50,33 +50,33 @@ from tritile.ops.dispatch import (
     parted,
     sees_every_call,
 )
-from tritile.ops.memo import Key, Tensors, mark_written, recall, remember
+from tritile.ops.memo import Key, Tensors, cache_launch, launch_cached, mark_written
 from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.aten import is_torch_only
 from tritile.runtime import launch
-from tritile.runtime.compiles import as_mode_asks, asking
+from tritile.runtime.compiles import log_compiles_as, refuse_if_strict
 
 Result = tuple[tuple[int, ...], torch.dtype, str]
 _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # the interpreter gets these wrong
-_FALLBACKS: Final = 8  # predicted configs to try where the planned one does not run
+_FALLBACKS: Final = 8  # predicted configs to try if the planned one does not run
 _Makes = TypeVar("_Makes", bound=Callable[..., "Request"])
 
 
 class Request:
-    """Hold the arguments of an operation: the tensors, as given, and the options. A dataclass.
+    """The arguments of an operation: the caller's tensors, and the options. Subclasses are dataclasses.
 
-    An operation defines `checked`, `call` and `compute`. The rest is what most operations do. `tensors` are
-    in the order of `tritile.ops.dispatch.TENSORS`.
+    An operation defines `checked`, `call` and `compute`. The rest are defaults. `tensors` are in the order of
+    `tritile.ops.dispatch.TENSORS`.
     """
 
     op: str
     tensors: Tensors
 
-    is_empty = False  # nothing to compute, although the result has elements
+    is_empty = False  # True if K is 0, say: there are elements to fill, but nothing to sum
 
     @property
     def first(self) -> Any:
-        """Return the first operand, on whose device the result is."""
+        """The first operand, which decides the device of the result."""
         return self.tensors[0]
 
     def checked(self, out: Any) -> Result:
@@ -87,47 +87,47 @@ class Request:
         raise NotImplementedError
 
     def check_memory(self, out: torch.Tensor) -> None:
-        """Raise OverlapError where the memory of out overlaps."""
+        """Raise OverlapError if out overlaps an operand or itself."""
 
-    def call(self, out: torch.Tensor, how: str) -> Call:
-        """Return the call, folded to views, in the precision `how`."""
+    def call(self, out: torch.Tensor, precision: str) -> Call:
+        """Return the call, folded to views, in this precision."""
         raise NotImplementedError
 
-    def run_otherwise(self, out: torch.Tensor | None, how: str) -> torch.Tensor | None:
-        """Return the result where another operation computes it, else None."""
+    def run_delegated(self, out: torch.Tensor | None, precision: str) -> torch.Tensor | None:
+        """Return the result if another operation, or torch, computes it, else None."""
         return None
 
     def fill(self, out: torch.Tensor) -> None:
-        """Store the result where `is_empty`."""
+        """Store the result if `is_empty`."""
         out.zero_()
 
     def compute(self, out: torch.Tensor) -> None:
         """Compute tensors in host memory by torch: see `tritile.ops.reference`."""
         raise NotImplementedError
 
-    def interpret(self, out: torch.Tensor, how: str) -> None:
-        """Run the kernels in Triton's interpreter, by wider dtypes where it gets those of the call wrong."""
+    def interpret(self, out: torch.Tensor, precision: str) -> None:
+        """Run the kernels in Triton's interpreter, in float32 for dtypes that it gets wrong."""
         if any(t.dtype in _WIDENED for t in (*self.tensors, out) if t is not None):
             wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-            names = [each.name for each in fields(self)]  # type: ignore[arg-type]
-            same = replace(self, **{name: _widened(getattr(self, name)) for name in names})  # type: ignore[type-var]
-            interpret(same.call(wide, how if self.first.dtype == torch.float32 else "ieee"))
+            names = [field.name for field in fields(self)]  # type: ignore[arg-type]
+            widened = replace(self, **{name: _widened(getattr(self, name)) for name in names})  # type: ignore[type-var]
+            interpret(widened.call(wide, precision if self.first.dtype == torch.float32 else "ieee"))
             out.copy_(wide)  # torch rounds
         else:
-            interpret(self.call(out, how))
+            interpret(self.call(out, precision))
 
 
 def _widened(value: Any) -> Any:
-    """Return floating tensors as float32, also those in tuples and mappings, and anything else as it is."""
+    """Convert floating tensors to float32, also in tuples and mappings; return anything else unchanged."""
     if isinstance(value, torch.Tensor):
         return value.float() if value.is_floating_point() else value
     if isinstance(value, tuple):
         return tuple(map(_widened, value))
-    return {name: _widened(each) for name, each in value.items()} if isinstance(value, dict) else value
+    return {name: _widened(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 Makes = Callable[[str, Tensors, Key], Request]
-# What makes the request of each operation, of its name, tensors and options. It may raise a TritileError.
+# By operation, the function that makes its request; it may raise a TritileError.
 REQUESTS: Final[dict[str, Makes]] = {}
 
 
@@ -140,16 +140,16 @@ def requests(*ops: str) -> Callable[[_Makes], _Makes]:
 
 
 def request_of(op: str, *values: Any) -> Request:
-    """Return the request of all arguments, in the order of the schema; of those left out, as None."""
+    """Return the request of these arguments, in the order of the schema; missing ones are None."""
     missing = len(NAMES[op]) - len(values)
     return REQUESTS[op](op, *parted(op, (*values, *[None] * missing)))
 
 
-# --- The way of a call ---
+# --- Calls ---
 
 
 def computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
-    """Compute a call that was not prepared before, at once or through torch's dispatcher."""
+    """Compute a call that is not cached, directly or through torch's dispatcher."""
     if is_dynamo_compiling() and out is None and settings.may_lower and _is_static(tensors, options):
         facts = tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)
         if _is_lowered(op, facts, options):
@@ -158,62 +158,64 @@ def computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None)
         values = joined(op, tensors, options)
         return call_operator(op, values, out, lambda: request_of(op, *values).checked(out))
     if is_overridden(*tensors, out):
-        made: torch.Tensor = call_override(op, tensors, out, options)
-        return made
+        result: torch.Tensor = call_override(op, tensors, out, options)
+        return result
     return eager(op, tensors, out, options, key)
 
 
 def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
-    """Compute a call on plain tensors, and remember how under the key of `recall`."""
-    of = REQUESTS[op](op, tensors, options)
-    rules()  # report a wrong setting of the environment on any device
-    shape, dtype, how = of.checked(out)
+    """Compute a call on plain tensors, and cache its launch under the key of `launch_cached`."""
+    request = REQUESTS[op](op, tensors, options)
+    rules()  # report a wrong environment variable on any device
+    shape, dtype, precision = request.checked(out)
     if out is not None:
-        of.check_memory(out)
-    done = of.run_otherwise(out, how)
-    if done is not None:
-        return done
-    result = torch.empty(shape, dtype=dtype, device=of.first.device) if out is None else out
+        request.check_memory(out)
+    delegated = request.run_delegated(out, precision)
+    if delegated is not None:
+        return delegated
+    result = torch.empty(shape, dtype=dtype, device=request.first.device) if out is None else out
     if result.numel() == 0:
         return result
-    if not of.first.is_meta:
-        if of.is_empty:
-            of.fill(result)
-        elif on_host(of.first):
-            if INTERPRETING and not is_torch_only(of.call(result, how).problem):
-                of.interpret(result, how)
+    if not request.first.is_meta:
+        if request.is_empty:
+            request.fill(result)
+        elif on_host(request.first):
+            if INTERPRETING and not is_torch_only(request.call(result, precision).problem):
+                request.interpret(result, precision)
             else:
-                of.compute(result)
+                request.compute(result)
         else:
-            call = of.call(result, how)
-            torchs = torch_call_of(of, call.problem, how, out) if rules().aten else None
-            if torchs is not None and is_by_aten(call.problem, of.first.device.index):
-                remember(op, key, torchs, call, tensors, out, result, by_torch=True)
+            call = request.call(result, precision)
+            torch_call = torch_call_of(request, call.problem, precision, out) if rules().aten else None
+            if torch_call is not None and is_by_aten(call.problem, request.first.device.index):
+                cache_launch(op, key, torch_call, call, tensors, out, result, by_torch=True)
                 problem = call.problem
                 if out is None:
                     del call, result  # torch allocates its own
                 try:
-                    return torchs(*tensors) if out is None else mark_written(op, torchs(*tensors, out))
+                    return (
+                        torch_call(*tensors) if out is None else mark_written(op, torch_call(*tensors, out))
+                    )
                 except torch.OutOfMemoryError:
                     raise
-                except (RuntimeError, ValueError) as error:  # torch says what it does not support
+                except (RuntimeError, ValueError) as error:  # torch does not support the call
                     why = brief(error)
                     if is_torch_only(problem):
                         raise UnsupportedError(
                             f"{op}: only torch computes this, and it fails: {why}"
                         ) from error
                     log("compile", logging.WARNING, problem=problem.label, config="aten", failure=why)
-                result = torch.empty(shape, dtype=dtype, device=of.first.device) if out is None else out
-                call = of.call(result, how)
-            launch = prepared(call, torchs is not None)
+                result = torch.empty(shape, dtype=dtype, device=request.first.device) if out is None else out
+                call = request.call(result, precision)
+            launch = prepared(call, torch_call is not None)
             launch(*call.tensors)
-            remember(op, key, launch, call, tensors, out, result)
+            cache_launch(op, key, launch, call, tensors, out, result)
     return result if out is None else mark_written(op, result)
 
 
 def run_plain(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
-    """Compute an operation on plain tensors: the kernel of its operator on CUDA and CPU."""
-    return recall(op, tensors, out, options, eager)
+    """Compute an operation on plain tensors: the operator's kernel for CUDA and CPU."""
+    return launch_cached(op, tensors, out, options, eager)
 
 
 # --- Planned and prepared ---
@@ -224,8 +226,8 @@ _warned: set[str] = set()  # GPUs
 def planned(problem: Tiled, index: int, allows_torch: bool = False) -> plans.Plan:
     """Return the plan of a problem on a GPU. In mode "tune", measure a problem that has no measurement first.
 
-    Where several threads meet a problem at the same time, one measures it and the others wait.
-    `allows_torch`: torch's kernel may make it.
+    If several threads meet a problem at the same time, one measures it and the others wait. `allows_torch`:
+    torch's kernel is a candidate.
     """
     device = devices.gpu(index)
     chosen = plans.plan_for(problem, device, None, allows_torch)
@@ -242,7 +244,7 @@ def planned(problem: Tiled, index: int, allows_torch: bool = False) -> plans.Pla
 
 
 def is_by_aten(problem: Tiled, index: int) -> bool:
-    """True if torch's kernel is planned for a problem on a GPU that it may make."""
+    """True if the plan of a problem that torch may compute is torch's kernel."""
     return planned(problem, index, True).config == aten.CONFIG
 
 
@@ -278,17 +280,17 @@ def _measure(problem: Tiled, device: devices.Device, index: int, allows_torch: b
 
 
 def fixed(call: Call) -> Config | None:
-    """Return the config of a call in place, which has no choice; None for other calls.
+    """Return the only config of a call in place; None for other calls.
 
-    Such a call must not be measured, as it changes its own input.
+    Such a call must not be measured, because it changes its own input.
     """
     return in_place(call.problem) if isinstance(call, PermuteCall) and call.in_place else None
 
 
 def _candidates(call: Call, device: devices.Device, allows_torch: bool) -> Iterator[Config]:
-    """Yield the configs of a call in the order in which to try them: the planned one, then the model's.
+    """Yield the configs to try for a call, in order: the planned one, then those that the model ranks first.
 
-    Ranking the whole space is the slowest step of a first call. It is done only where the planned config does
+    Ranking the whole space is the slowest step of a first call, so it is done only if the planned config does
     not run.
     """
     only = fixed(call)
@@ -304,9 +306,9 @@ def _candidates(call: Call, device: devices.Device, allows_torch: bool) -> Itera
 
 
 def prepared(call: Call, allows_torch: bool = False) -> launch.Launch | launch.SplitLaunch:
-    """Return the launch of a call on a GPU, by its plan, which was made with or without torch's kernel.
+    """Return the launch of a call on a GPU by its plan. `allows_torch`: as for `planned`.
 
-    Where the planned config does not compile or load here, the next configs of the model are tried.
+    If the planned config does not compile or load here, the model's next configs are tried.
 
     Raises:
         UnsupportedError: no config runs; its cause is the last config's error.
@@ -321,7 +323,10 @@ def prepared(call: Call, allows_torch: bool = False) -> launch.Launch | launch.S
     try:
         for config in _candidates(call, device, allows_torch):
             try:
-                with asking(call.problem.label, str(config)), as_mode_asks(f"{label} with {config}", advice):
+                with (
+                    log_compiles_as(call.problem.label, str(config)),
+                    refuse_if_strict(f"{label} with {config}", advice),
+                ):
                     return launching.prepare(call, config)
             except TuningError as error:
                 failures.append(str(error))
@@ -330,8 +335,8 @@ def prepared(call: Call, allows_torch: bool = False) -> launch.Launch | launch.S
                 log("compile", logging.WARNING, **facts, failure=str(error))
         raise UnsupportedError(f"no config runs {label}: {'; '.join(failures[:3])}") from last
     finally:
-        # An error refers to this frame, and its callers'. If the frame referred to the error, the call's
-        # tensors would live until the garbage collector runs.
+        # An error refers to this frame. If the frame still referred to the error, that cycle would keep the
+        # call's tensors alive until the garbage collector runs.
         del last
 
 
@@ -339,9 +344,9 @@ def prepared(call: Call, allows_torch: bool = False) -> launch.Launch | launch.S
 
 
 def on_host(tensor: torch.Tensor) -> bool:
-    """True if calls on this tensor launch nothing on a GPU: in host memory, or by TRITON_INTERPRET.
+    """True if calls on this tensor launch nothing on a GPU: it is in host memory, or TRITON_INTERPRET is set.
 
-    Warn once where no kernel is interpreted either.
+    Warn once if no kernel is interpreted either.
     """
     if tensor.device.type == "cpu" and not INTERPRETING:
         warn_of_host()
@@ -367,7 +372,7 @@ def interpret(call: Call) -> None:
 
 
 def _is_static(tensors: Tensors, options: Key) -> bool:
-    """True of plain tensors, or None, and options whose numbers torch's compiler takes for constants."""
+    """True if tensors are plain, and sizes and options constant for torch's compiler."""
     from torch.fx.experimental.symbolic_shapes import has_static_value  # slow to load, and loaded by then
 
     present = [tensor for tensor in tensors if tensor is not None]
@@ -380,7 +385,7 @@ def _is_static(tensors: Tensors, options: Key) -> bool:
 
 @constant_in_graphs
 def _is_lowered(op: str, facts: Key, options: Key) -> bool:
-    """True if a call that torch's compiler traces is planned by torch's kernel: its graph then has torch's.
+    """True if the plan of a traced call is torch's kernel, whose operator then goes into the graph.
 
     `facts` has shape, strides, dtype and device of each tensor. What is planned later, after measuring, does
     not change a graph that is compiled.
@@ -389,23 +394,25 @@ def _is_lowered(op: str, facts: Key, options: Key) -> bool:
     is_real = not any(isinstance(option, complex) for option in options)
     if op not in LOWERED or dtype in BYTES or not is_real or sees_every_call():
         return False
-    on_one_gpu = device.type == "cuda" and all(each is None or each[3] == device for each in facts)
+    on_one_gpu = device.type == "cuda" and all(fact is None or fact[3] == device for fact in facts)
     if not on_one_gpu or torch.compiler.is_exporting():
         return False
     tensors = [
-        None if each is None else torch.empty_strided(*each[:2], dtype=each[2], device="meta")
-        for each in facts
+        None if fact is None else torch.empty_strided(*fact[:2], dtype=fact[2], device="meta")
+        for fact in facts
     ]
     try:
         if not rules().aten:
             return False
-        of = REQUESTS[op](op, tensors, options)
-        shape, dtype, how = of.checked(None)
-        problem = of.call(torch.empty(shape, dtype=dtype, device="meta"), how).problem
-        if not isinstance(problem, MatmulProblem) or 0 in shape or of.is_empty:
+        request = REQUESTS[op](op, tensors, options)
+        shape, dtype, precision = request.checked(None)
+        problem = request.call(torch.empty(shape, dtype=dtype, device="meta"), precision).problem
+        if not isinstance(problem, MatmulProblem) or 0 in shape or request.is_empty:
             return False
         if problem.dtype != problem.out_dtype:  # which graphs of torch's functions do not have
             return False
-        return torch_call_of(of, problem, how, None) is not None and is_by_aten(problem, device.index)
+        return torch_call_of(request, problem, precision, None) is not None and is_by_aten(
+            problem, device.index
+        )
     except TritileError:  # the operator raises it
         return False

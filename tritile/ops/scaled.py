@@ -10,7 +10,7 @@ from tritile.core.problem import FP8_DTYPES, SCALE_K
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.checks import check_tensor, describe, name_of, shapes
 from tritile.ops.dispatch import public
-from tritile.ops.memo import Key, Tensors, recall
+from tritile.ops.memo import Key, Tensors, launch_cached
 from tritile.ops.products import Product, product_of
 from tritile.ops.request import computed, requests
 
@@ -75,7 +75,7 @@ def scaled_matmul(
     """
     tensors = (a, b, scale_a, scale_b, bias, residual)
     options = (out_dtype, activation, use_fast_accum)
-    return recall(_OP, tensors, out, options, computed)
+    return launch_cached(_OP, tensors, out, options, computed)
 
 
 def _blocks(size: int) -> int:

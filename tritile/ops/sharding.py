@@ -18,7 +18,7 @@ import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from tritile.core.of_torch import know_words, schema_of
+from tritile.core.torch_private import know_words, schema_of
 from tritile.ops.dispatch import NAMES, TENSORS, WEIGHTS
 
 Rules = list[tuple[list[Placement], list[Placement]]]  # of the result and of the tensors, for torch

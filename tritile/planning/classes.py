@@ -1,7 +1,7 @@
 """Name the class of a problem: problems of one class share a portfolio of configs.
 
-A class holds what a compiled kernel depends on besides its config. Problems of dtypes, layouts and epilogues
-without a class of their own use the class that is most like them. Sizes and strides never matter.
+A class is a dtype, a layout and an alignment: what a compiled kernel depends on besides its config. Sizes and
+strides do not matter. A problem whose dtype, layout or epilogue has no class of its own uses the closest one.
 """
 
 from typing import Final, NamedTuple
@@ -17,22 +17,22 @@ class Class(NamedTuple):
     what: str
 
 
-# The least and the most of problems that are drawn to measure a class.
+# Ranges from which the problems are drawn that measure a class.
 OPERATIONS: Final = 2e7, 2e12  # of a product of 16-bit types
 ROWS: Final = 16384  # the largest M
 SIDES: Final = 32, 32768  # N and K
 MOVED: Final = 1e6, 1e9  # bytes of a tensor that is permuted
-_HALVES: Final = ("float16", "bfloat16")
+_SIXTEEN_BIT: Final = ("float16", "bfloat16")
 MEASURED: Final = {
-    "halves-nn": Class("matmul", "bfloat16 NN, rows on 16 bytes"),
-    "halves-nt": Class("matmul", "bfloat16 NT, rows on 16 bytes"),
-    "halves-odd": Class("matmul", "bfloat16 NN and NT, rows off 16 bytes"),
-    "parts": Class("matmul", "float32 by fp16x3, NN and NT"),
+    "bf16_nn": Class("matmul", "bfloat16 NN, rows on 16 bytes"),
+    "bf16_nt": Class("matmul", "bfloat16 NT, rows on 16 bytes"),
+    "unaligned_16bit": Class("matmul", "bfloat16 NN and NT, rows off 16 bytes"),
+    "fp16x3": Class("matmul", "float32 by fp16x3, NN and NT"),
     "fp8": Class("matmul", "float8_e4m3fn NT, rows on 16 bytes"),
     "int8": Class("matmul", "int8 NT, rows on 16 bytes"),
-    "weights": Class("linear_quantized", "bfloat16 by int4 in groups of 128"),
-    **{f"permute-{size}": Class("permute", f"{size}-byte elements, transposed") for size in (1, 2, 4, 8, 16)},
-    "kept": Class("permute", "elements of 1 to 16 bytes, the densest dimension kept"),
+    "int4": Class("linear_quantized", "bfloat16 by int4 in groups of 128"),
+    **{f"permute_{size}": Class("permute", f"{size}-byte elements, transposed") for size in (1, 2, 4, 8, 16)},
+    "inner_dim_kept": Class("permute", "elements of 1 to 16 bytes, the densest dimension kept"),
 }
 
 
@@ -40,20 +40,20 @@ def class_of(problem: Tiled) -> str | None:
     """Return the class whose portfolio serves a problem, None where none does.
 
     Products of 16-bit types go by b's layout, whatever a's, and whether or not they are batched, gated or
-    have an epilogue. A result whose rows do not start on 16 bytes counts as odd.
+    have an epilogue. A result whose rows do not start on 16 bytes counts as unaligned, as an operand does.
     """
     if isinstance(problem, PermuteProblem):
-        return f"permute-{problem.itemsize}" if problem.is_transposing else "kept"
+        return f"permute_{problem.itemsize}" if problem.is_transposing else "inner_dim_kept"
     if not isinstance(problem, MatmulProblem):
-        return "weights" if problem.op == MEASURED["weights"].op else None
+        return "int4" if problem.op == MEASURED["int4"].op else None
     core = problem.core
     if core.promoted:
-        return "parts"
-    odd = min(core.a_align, core.b_align, core.out_align) < 16
-    if odd or "strided" in (core.a_layout, core.b_layout) or core.out_layout != "row":
-        return "halves-odd" if core.dtype in _HALVES else None
-    if core.dtype in _HALVES:
-        return "halves-nn" if core.b_layout == "row" else "halves-nt"
+        return "fp16x3"
+    unaligned = min(core.a_align, core.b_align, core.out_align) < 16
+    if unaligned or "strided" in (core.a_layout, core.b_layout) or core.out_layout != "row":
+        return "unaligned_16bit" if core.dtype in _SIXTEEN_BIT else None
+    if core.dtype in _SIXTEEN_BIT:
+        return "bf16_nn" if core.b_layout == "row" else "bf16_nt"
     if core.dtype in FP8_DTYPES:
         return "fp8"
     return "int8" if core.dtype == "int8" else None

@@ -18,7 +18,7 @@ from typing import Any
 import triton
 
 from tritile.core.device import Device
-from tritile.core.of_triton import assembler, driven_by
+from tritile.core.triton_private import assembler, driven_by
 from tritile.errors import TuningError
 
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 from triton import knobs
 
 from tritile.core.log import is_logged, log
-from tritile.core.of_triton import FileCacheManager
 from tritile.core.settings import current_mode
 from tritile.core.threads import at_fork
+from tritile.core.triton_private import FileCacheManager
 from tritile.errors import NotCompiledError
 
 # Options of each of tritile's kernels. Triton's default for fusing multiplications with additions changes in
@@ -24,47 +24,47 @@ _MISSING: Final = object()
 _knobs_lock: Final = threading.RLock()  # held to replace a knob of Triton, and not while anything compiles
 at_fork(_knobs_lock)
 
-_asking: ContextVar[tuple[str, str]] = ContextVar("tritile_asking", default=("", ""))
+_problem_and_config: ContextVar[tuple[str, str]] = ContextVar("tritile_compiling", default=("", ""))
 _decorated: Final["weakref.WeakSet[Callable[..., Any]]"] = weakref.WeakSet()
 _listening = False
-_others: Callable[..., Any] | None = None  # what listened to Triton before
+_previous: Callable[..., Any] | None = None  # the listener that was set before
 
 
 @contextlib.contextmanager
-def asking(problem: str, config: str) -> Iterator[None]:
-    """Have compiles inside the `with` be logged as asked for by a problem with a config."""
+def log_compiles_as(problem: str, config: str) -> Iterator[None]:
+    """Log compiles inside the `with` under this problem and config."""
     listen()
-    token = _asking.set((problem, config))
+    token = _problem_and_config.set((problem, config))
     try:
         yield
     finally:
-        _asking.reset(token)
+        _problem_and_config.reset(token)
 
 
 def count_as_ours(function: Callable[..., Any]) -> None:
-    """Have compiles of a user's own kernel be logged, too. `function` is what was jitted."""
+    """Log compiles of a user's own kernel, too. `function` is the jitted function."""
     _decorated.add(function)
     listen()
 
 
 def listen() -> None:
-    """Set Triton's listener, for as long as the process lives, once somebody wants compiles logged."""
-    global _listening, _others
+    """Set Triton's listener, for good, once compiles are to be logged."""
+    global _listening, _previous
     if _listening or not is_logged("compile", logging.INFO):
         return
     with _knobs_lock:
         if not _listening:
-            _listening, _others = True, knobs.compilation.listener
+            _listening, _previous = True, knobs.compilation.listener
             knobs.compilation.listener = _heard
 
 
 def _heard(**compiled: Any) -> None:
-    if _others is not None:
-        _others(**compiled)
-    function = getattr(compiled["src"], "fn", None)  # a source in another language than Python has none
+    if _previous is not None:
+        _previous(**compiled)
+    function = getattr(compiled["src"], "fn", None)  # None for a source in another language than Python
     if function is None or not (function.__module__.startswith("tritile.") or function.fn in _decorated):
         return
-    problem, config = _asking.get()
+    problem, config = _problem_and_config.get()
     log(
         "compile",
         logging.INFO,
@@ -77,7 +77,7 @@ def _heard(**compiled: Any) -> None:
 
 
 def _config_text(source: Any, metadata: dict[str, Any]) -> str:
-    """Return the constants and options of a compiled kernel, as a config's text has them."""
+    """Return the constants and options of a compiled kernel, written like a config."""
     params = source.fn.params
     constants = {params[at[0]].name: value for at, value in source.constants.items() if len(at) == 1}
     constexprs = sorted((p.name, constants[p.name]) for p in params if p.is_constexpr and p.name in constants)
@@ -85,40 +85,42 @@ def _config_text(source: Any, metadata: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in (*constexprs, *options))
 
 
-class _OfThread(threading.local):
-    """What the compiles of a thread are subject to."""
+class _ThreadState(threading.local):
+    """What a thread does with its compiles."""
 
-    heard: tuple[list[float], ...] = ()  # lists that grow by the seconds of each
+    heard: tuple[list[float], ...] = ()  # lists to which the seconds of each compile are added
     refusal: NotCompiledError | None = None
 
 
-_thread = _OfThread()
+_thread = _ThreadState()
 
 
 class _Replaced:
-    """Replace a knob of Triton, one for all threads, while any of them is inside `in_place`.
+    """Replace a knob of Triton, for all threads, while any of them is inside `in_place`.
 
-    `make` returns the replacement. It is given what the knob was, and a test of whether a replacement is
-    still in use: a user's own listener may go on calling an old one.
+    `make` returns the replacement. It takes the knob's value, and a test of whether a replacement is still in
+    use: a user's listener may go on calling an old one.
     """
 
     def __init__(self, knobs: Any, name: str, make: Callable[[Any, Callable[[Any], bool]], Any]) -> None:
         self._knobs, self._name, self._make = knobs, name, make
         self._users = 0
         self._before: Any = _MISSING
-        self._own: Any = None
+        self._replacement: Any = None
 
-    def _counts(self, own: Any) -> bool:
-        return own is self._own
+    def _is_current(self, replacement: Any) -> bool:
+        return replacement is self._replacement
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         with _knobs_lock:
             set_to = vars(self._knobs).get(self._name, _MISSING)
-            if self._own is None or set_to is not self._own:  # or a user has set another meanwhile
+            if (
+                self._replacement is None or set_to is not self._replacement
+            ):  # or a user has set another since
                 self._before = set_to
-                self._own = self._make(getattr(self._knobs, self._name), self._counts)
-                setattr(self._knobs, self._name, self._own)
+                self._replacement = self._make(getattr(self._knobs, self._name), self._is_current)
+                setattr(self._knobs, self._name, self._replacement)
             self._users += 1
         try:
             yield
@@ -126,17 +128,17 @@ class _Replaced:
             with _knobs_lock:
                 self._users -= 1
                 if not self._users:
-                    if vars(self._knobs).get(self._name) is self._own:  # else what a user has set stays
+                    if vars(self._knobs).get(self._name) is self._replacement:  # else a user has set it since
                         if self._before is _MISSING:
                             delattr(self._knobs, self._name)
                         else:
                             setattr(self._knobs, self._name, self._before)
-                    self._before, self._own = _MISSING, None
+                    self._before, self._replacement = _MISSING, None
 
 
-def _hearing(before: Any, counts: Callable[[Any], bool]) -> Callable[..., None]:
+def _hearing(before: Any, is_current: Callable[[Any], bool]) -> Callable[..., None]:
     def listener(*args: Any, **compiled: Any) -> None:
-        if not compiled["cache_hit"] and counts(listener):
+        if not compiled["cache_hit"] and is_current(listener):
             for seconds in _thread.heard:
                 seconds.append(compiled["times"].total / 1e6)
         if before is not None:
@@ -145,35 +147,35 @@ def _hearing(before: Any, counts: Callable[[Any], bool]) -> Callable[..., None]:
     return listener
 
 
-def _looking(before: Any, counts: Callable[[Any], bool]) -> type:
-    keeper: Any = before or FileCacheManager
+def _refusing(before: Any, is_current: Callable[[Any], bool]) -> type:
+    manager: Any = before or FileCacheManager
 
-    class Looking(keeper):  # type: ignore[misc]
-        """Triton looks into its cache before it compiles anything."""
+    class Refusing(manager):  # type: ignore[misc]
+        """Raises the thread's refusal for a kernel that the cache does not have."""
 
-        def __init__(self, *args: Any, **words: Any) -> None:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
             try:
-                super().__init__(*args, **words)
-            except OSError as reason:  # the key is not there, and Triton may not make its folder
+                super().__init__(*args, **kwargs)
+            except OSError as reason:  # the key is missing, and its folder cannot be made
                 raise (_thread.refusal or reason) from reason
 
         def get_group(self, filename: str) -> dict[str, str] | None:
-            found: dict[str, str] | None = super().get_group(filename)
-            compiles = filename not in (found or {}) or knobs.compilation.always_compile
+            group: dict[str, str] | None = super().get_group(filename)
+            compiles = filename not in (group or {}) or knobs.compilation.always_compile
             if compiles and _thread.refusal is not None:
                 raise _thread.refusal
-            return found
+            return group
 
-    return Looking
+    return Refusing
 
 
 _listener: Final = _Replaced(knobs.compilation, "listener", _hearing)
-_cache: Final = _Replaced(knobs.cache, "manager_class", _looking)
+_cache: Final = _Replaced(knobs.cache, "manager_class", _refusing)
 
 
 @contextlib.contextmanager
 def compiles_heard() -> Iterator[list[float]]:
-    """Yield a list that grows by the seconds of each compile that this thread asks for inside the `with`.
+    """Yield a list to which the seconds of each compile of this thread inside the `with` are added.
 
     A kernel found in Triton's cache, in memory or on disk, is not a compile. A listener that is already set
     still hears everything, and is restored afterwards.
@@ -190,7 +192,7 @@ def compiles_heard() -> Iterator[list[float]]:
 
 @contextlib.contextmanager
 def compiles_refused(what: str, advice: str) -> Iterator[None]:
-    """Raise NotCompiledError where this thread asks Triton for a kernel that its cache does not hold.
+    """Raise NotCompiledError if this thread asks Triton for a kernel that its cache does not have.
 
     A kernel found there, or in memory, is not a compile. `what` names the kernel and `advice` says what to
     run.
@@ -204,5 +206,5 @@ def compiles_refused(what: str, advice: str) -> Iterator[None]:
             _thread.refusal = before
 
 
-def as_mode_asks(what: str, advice: str) -> contextlib.AbstractContextManager[None]:
+def refuse_if_strict(what: str, advice: str) -> contextlib.AbstractContextManager[None]:
     return compiles_refused(what, advice) if current_mode() == "strict" else contextlib.nullcontext()

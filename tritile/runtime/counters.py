@@ -7,7 +7,7 @@ import torch
 
 from tritile.core.device import capturing
 from tritile.core.forgetting import Memo
-from tritile.core.of_torch import is_external
+from tritile.core.torch_private import is_external
 
 _STREAM_OF_THREAD: Final = 2  # cudaStreamPerThread
 # Streams whose counters are kept. Dropped ones were allocated on their stream, whose launches come first.

@@ -1,4 +1,4 @@
-"""Make running kernels of a work.
+"""Compile the kernels of a `Work` and launch them.
 
 `bound` compiles what a work launches and returns a `Launch`, which runs the compiled kernels with nothing
 left to decide: calling it costs a stream look-up and the driver's launch.
@@ -15,8 +15,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile.core import device as devices
 from tritile.core.call import Memory
-from tritile.core.of_torch import current_gpu, current_raw_stream
 from tritile.core.threads import import_late, interpreter_lock
+from tritile.core.torch_private import current_gpu, current_raw_stream
 from tritile.errors import NotCompiledError, TuningError, brief, is_bug
 from tritile.runtime.compiles import OPTIONS
 from tritile.runtime.counters import counters_of
@@ -27,8 +27,8 @@ _RUNTIME: Final = triton.knobs.runtime
 
 
 @dataclass(frozen=True)
-class At:
-    """Hold an address with a dtype, which Triton accepts as a tensor."""
+class Pointer:
+    """An address and a dtype, which Triton accepts in place of a tensor."""
 
     address: int
     dtype: torch.dtype
@@ -37,13 +37,13 @@ class At:
         return self.address
 
 
-def placed(buffers: Mapping[str, Memory]) -> dict[str, At]:
-    return {name: At(memory.address, getattr(torch, memory.dtype)) for name, memory in buffers.items()}
+def pointers_to(buffers: Mapping[str, Memory]) -> dict[str, Pointer]:
+    return {name: Pointer(memory.address, getattr(torch, memory.dtype)) for name, memory in buffers.items()}
 
 
 @functools.cache
 def _gluon_descriptor() -> Callable[..., Any]:
-    gluon = import_late("triton.experimental.gluon.nvidia.hopper")  # a twentieth of a second
+    gluon = import_late("triton.experimental.gluon.nvidia.hopper")  # takes 50 ms
     return gluon.TensorDescriptor
 
 
@@ -61,7 +61,7 @@ def _bound(value: Any, buffers: Mapping[str, Any]) -> Any:
 def _addressed(arg: Any) -> Any:
     if type(arg) is tuple:
         return tuple(map(_addressed, arg))
-    return arg.address if isinstance(arg, At) else arg
+    return arg.address if isinstance(arg, Pointer) else arg
 
 
 def _workspaces(work: Work, make: Callable[[Section], Any]) -> dict[str, Any]:
@@ -76,36 +76,36 @@ def _compiled(step: Step, buffers: Mapping[str, Any]) -> Any:
 
 
 def compiles_of(work: Work, memory: Mapping[str, Memory]) -> Iterator[Callable[[], Any]]:
-    """Return, for each kernel of a work on these buffers, a function that compiles it.
+    """Yield, for each kernel of a work on these buffers, a function that compiles it.
 
-    They compile for the current target and return Triton's kernel; nothing runs. Of several kernels, the one
-    that computes is the last.
+    It compiles for the current target and returns Triton's kernel; nothing runs. The main kernel comes last.
     """
-    buffers = placed(memory) | _workspaces(work, lambda s: At(0, getattr(torch, s.dtype)))
+    buffers = pointers_to(memory) | _workspaces(work, lambda s: Pointer(0, getattr(torch, s.dtype)))
     main = work.steps[work.main]
     others = [step for step in work.steps if step is not main]
     yield from (functools.partial(_compiled, step, buffers) for step in (*others, main))
 
 
 class _TritonLaunch:
-    """Launch a compiled kernel by Triton's own launcher: on any GPU, and where a profiler listens."""
+    """Launch a compiled kernel by Triton's own launcher: on any GPU, and if a profiler listens."""
 
     def __init__(self, kernel: Any, step: Step, dtypes: Mapping[str, torch.dtype]) -> None:
         self._kernel, self._step, self._dtypes = kernel, step, dtypes
-        seen = [value for value in step.values if isinstance(value, Descriptor)]
-        for how, value in zip(getattr(kernel.metadata, "tensordesc_meta", None) or (), seen, strict=False):
-            if value.rounded:
-                how["elem_type"] = TFLOAT32  # Triton's launcher reads it at each launch
+        descriptors = [value for value in step.values if isinstance(value, Descriptor)]
+        metadata = getattr(kernel.metadata, "tensordesc_meta", None) or ()
+        for meta, descriptor in zip(metadata, descriptors, strict=False):
+            if descriptor.rounded:
+                meta["elem_type"] = TFLOAT32  # Triton's launcher reads it at each launch
 
     def __call__(self, pointers: Sequence[int], stream: int) -> None:
         pairs = zip(self._dtypes.items(), pointers, strict=True)
-        buffers = {name: At(pointer, dtype) for (name, dtype), pointer in pairs}
+        buffers = {name: Pointer(pointer, dtype) for (name, dtype), pointer in pairs}
         args = [_addressed(_bound(value, buffers)) for value in self._step.values]
         self._kernel[self._step.grid](*args, stream=stream)
 
 
 def _listened() -> bool:
-    """True if a profiler listens to launches: only Triton's own launcher reports them."""
+    """True if a profiler listens to launches, which only Triton's own launcher reports."""
     enter, leave = _RUNTIME.launch_enter_hook, _RUNTIME.launch_exit_hook
     try:
         return bool(enter.calls or leave.calls)
@@ -114,7 +114,7 @@ def _listened() -> bool:
 
 
 class Launch:
-    """Hold the compiled kernels of a call, with every argument but the addresses of its buffers."""
+    """The compiled kernels of a call, with all arguments but the addresses of its buffers."""
 
     def __init__(self, work: Work, kernels: Sequence[Any], tensors: Mapping[str, Any], device: int) -> None:
         self.kernel, self.device, self._counted = kernels[work.main], device, work.counters
@@ -146,7 +146,7 @@ class Launch:
                 return self.at(pointers)
         stream = current_raw_stream(device)
         if self._offsets:
-            # Others may get this memory once this returns: their work comes later on this stream.
+            # Once this returns the memory may be given away, but to later work on this stream.
             memory = torch.empty(self._bytes, dtype=torch.uint8, device=torch.device("cuda", device))
             start = memory.data_ptr()
             pointers = [*pointers, *(start + offset for offset in self._offsets)]
@@ -163,7 +163,7 @@ class Launch:
         try:
             for step in self._triton if _listened() else self._steps:
                 step(pointers, stream)
-        except BaseException:  # also where another kernel has failed: the driver tells the next launch
+        except BaseException:  # an earlier kernel's failure, too, is reported at the next launch
             counters.forget()
             raise
         if launched is not None:
@@ -172,7 +172,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class SplitLaunch:
-    """Hold launches that share the batch of one call, each with its operands' offsets, in bytes."""
+    """Launches that share the batch of one call, each with the offsets of its operands in bytes."""
 
     pieces: tuple[tuple[Launch, tuple[int, ...]], ...]
 
@@ -190,24 +190,24 @@ class SplitLaunch:
 
 
 def bound(work: Work, tensors: Mapping[str, Any], index: int, fault: str) -> Launch:
-    """Return the launch of a work on tensors by the names of their buffers, compiled and loaded.
+    """Compile and load a work for tensors, named by buffer, and return its launch.
 
-    Raises TuningError, which begins with `fault`, where a kernel does not compile or asks for more than the
-    GPU has, and NotCompiledError where compiles are refused. A programming error passes.
+    Raises TuningError, which begins with `fault`, if a kernel does not compile or needs more than the GPU
+    has, and NotCompiledError if compiles are refused. A programming error is raised as it is.
     """
     device = devices.gpu(index)
     with torch.cuda.device(index):
         try:
             if work.counters:
                 counters_of(index).make_ready()
-            buffers = {**tensors, **_workspaces(work, lambda s: At(0, getattr(torch, s.dtype)))}
+            buffers = {**tensors, **_workspaces(work, lambda s: Pointer(0, getattr(torch, s.dtype)))}
             kernels = [_compiled(step, buffers) for step in work.steps]
-            for kernel in kernels:  # load now, so that what the GPU cannot take fails here
+            for kernel in kernels:  # so that a kernel that does not fit the GPU fails here
                 loaded(kernel, device.shared_memory)
             return Launch(work, kernels, tensors, index)
         except NotCompiledError:
             raise
-        except Exception as error:  # compilers and drivers raise many kinds, which mean "not this one"
+        except Exception as error:  # compilers and drivers raise many kinds, for this config alone
             if is_bug(error):
                 raise
             raise TuningError(f"{fault}: {brief(error)}") from error
@@ -218,7 +218,7 @@ def interpret(work: Work, memory: Sequence[Memory]) -> None:
     scratch = _workspaces(
         work, lambda s: torch.zeros(s.elements, dtype=getattr(torch, s.dtype), device="cpu")
     )
-    buffers = {each.buffer: each.tensor for each in memory} | scratch
+    buffers = {operand.buffer: operand.tensor for operand in memory} | scratch
     for step in work.steps:
         args = {name: _bound(value, buffers) for name, value in step.args.items()}
         with interpreter_lock:

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import triton
 
-from tritile.core.of_triton import OutOfResources, driver, handles_of
+from tritile.core.triton_private import OutOfResources, driver, handles_of
 from tritile.runtime.work import Buffer, Descriptor
 
 # CUlaunchAttributeID

@@ -12,10 +12,10 @@ from tritile.errors import TuningError
 from tritile.planning import aten, plans
 from tritile.planning.portfolio import RACED
 from tritile.tune.subject import torch_calls
-from tritile.tune.subject.problem import ProblemSubject, task_of
+from tritile.tune.subject.problem import TunableProblem, task_of
 from tritile.tuner.measure import engine
-from tritile.tuner.measure.engine import Keep, Rules, Tuned, logged, now
-from tritile.tuner.measure.workers import Workshop, borrowed
+from tritile.tuner.measure.engine import OnTrial, Rules, Tuned, logged, now
+from tritile.tuner.measure.workers import PoolRunner, shared_runner
 from tritile.tuner.store.trial import TORCH, Trial, best_of
 from tritile.tuner.store.trials import store_of
 
@@ -32,17 +32,17 @@ def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
 
 
 def tune(
-    problems: Iterable[Tiled], device: Device, shop: Workshop, keep: Keep, rules: Rules,
-    force: bool = False, keep_on: Callable[[], bool] = lambda: True, among: Sequence[Config] = (),
+    problems: Iterable[Tiled], device: Device, runner: PoolRunner, on_trial: OnTrial, rules: Rules,
+    force: bool = False, should_continue: Callable[[], bool] = lambda: True, among: Sequence[Config] = (),
 ) -> Iterator[Tuned]:  # fmt: skip
     """Search for the best config of each problem, or try those `among` alone; yield each problem when done.
 
-    Trials in the store are used, unless `force`; `keep` takes every new one. Stops before the next problem
-    once `keep_on()` is false. A problem that runs out of GPU memory, or whose every config fails, is yielded
-    with its failure.
+    Trials in the store are used, unless `force`; `on_trial` gets every new one. Stops before the next problem
+    once `should_continue()` is false. A problem that runs out of GPU memory, or whose every config fails, is
+    yielded with its failure.
     """
     tasks = (task_of(each, device, force, among) for each in problems)
-    for tuned in engine.tune(tasks, shop, rules, keep, keep_on):
+    for tuned in engine.tune(tasks, runner, rules, on_trial, should_continue):
         yield tuned
         plans.forget()
 
@@ -57,8 +57,8 @@ def searched_now(
     no config works.
     """
     rules = rules or Rules(problem_s=settings.tune_budget_s(Rules.problem_s))
-    with borrowed(gpu) as shop:
-        (tuned,) = tune([problem], device, shop, logged(store_of(device).add), rules, force, among=among)
+    with shared_runner(gpu) as runner:
+        (tuned,) = tune([problem], device, runner, logged(store_of(device).add), rules, force, among=among)
     if tuned.best is None:
         raise TuningError(f"{problem.label}: {tuned.failure}") from tuned.cause
     return tuned.best.config
@@ -73,13 +73,13 @@ def time_torch(problem: Tiled, device: Device, gpu: int) -> None:
     best = best_of(plans.trials(problem, device))
     if torch_calls.run_of(problem) is None or best is None or not best.us:
         return
-    subject, us, failure = ProblemSubject(problem, device), None, None
-    with borrowed(gpu) as shop:
+    tunable, us, failure = TunableProblem(problem, device), None, None
+    with shared_runner(gpu) as runner:
         try:
-            pairs = zip(*shop.race(subject, [best.config, aten.CONFIG]), strict=True)
+            pairs = zip(*runner.race(tunable, [best.config, aten.CONFIG]), strict=True)
             us = best.us * statistics.median(torchs / own for own, torchs in pairs)
         except TuningError as error:
             failure = str(error)
         finally:
-            shop.end(subject)
+            runner.end(tunable)
     logged(store_of(device).add)(TORCH, Trial(problem, aten.CONFIG, us, failure=failure, measured_utc=now()))

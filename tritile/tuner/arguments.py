@@ -25,7 +25,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile.core.config import Config
-from tritile.core.of_triton import (
+from tritile.core.settings import MODES
+from tritile.core.source import source_hash
+from tritile.core.triton_private import (
     Autotuner,
     Heuristics,
     InterpretedFunction,
@@ -33,8 +35,6 @@ from tritile.core.of_triton import (
     JITFunction,
     backends,
 )
-from tritile.core.settings import MODES
-from tritile.core.source import source_hash
 from tritile.errors import InvalidValueError, callers_level, did_you_mean
 from tritile.tuner.search import Space
 
@@ -52,15 +52,15 @@ _TRITONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # options 
 
 def layers_of(fn: Any) -> list[Any]:
     """Return a kernel's layers from the outside in: heuristics, the jitted kernel, its Python function."""
-    found = [fn]
-    while not inspect.isfunction(found[-1]) and hasattr(found[-1], "fn"):
-        found.append(found[-1].fn)
-    return found
+    layers = [fn]
+    while not inspect.isfunction(layers[-1]) and hasattr(layers[-1], "fn"):
+        layers.append(layers[-1].fn)
+    return layers
 
 
 def constants_of(function: Callable[..., Any]) -> set[str]:
     parameters = inspect.signature(function).parameters.values()
-    return {each.name for each in parameters if "constexpr" in str(each.annotation)}
+    return {parameter.name for parameter in parameters if "constexpr" in str(parameter.annotation)}
 
 
 def set_by(configs: Any) -> set[str]:
@@ -119,9 +119,9 @@ def check_kernel(
         raise InvalidValueError(f"tritile.autotune decorates {fn!r}: expected a kernel of triton.jit")
     arguments, function = list(fn.arg_names), layers_of(fn)[-1]
     kernel = getattr(function, "__name__", repr(fn))
-    own = set_by(configs or [triton.Config({})])
+    set_here = set_by(configs or [triton.Config({})])
     for inner in (layer for layer in layers_of(fn) if isinstance(layer, Autotuner)):
-        if clash := ", ".join(sorted(own & set_by(getattr(inner, "space", None) or inner.configs))):
+        if clash := ", ".join(sorted(set_here & set_by(getattr(inner, "space", None) or inner.configs))):
             text = "is autotuned already, and configs of both decorators set"
             raise InvalidValueError(f"{kernel} {text} {clash}: expected one autotuner, with all configs")
 
@@ -172,8 +172,8 @@ def _check_reference(reference: Any, passed: Sequence[str], kernel: str) -> None
     try:
         signature.bind(**{name: None for name in passed if name in signature.parameters})
     except TypeError as error:
-        who = f"Callers give {', '.join(passed)}, each by name: others are tuned, or set by a heuristic"
-        raise InvalidValueError(f"reference of {kernel}: {error}. {who}") from error
+        rule = f"Callers give {', '.join(passed)}, each by name: others are tuned, or set by a heuristic"
+        raise InvalidValueError(f"reference of {kernel}: {error}. {rule}") from error
 
 
 def check_conflicts(
@@ -186,16 +186,16 @@ def check_conflicts(
         raise InvalidValueError(f"{function.__name__}: {clash} {text}")
 
 
-def check_keywords(fn: Any, configs: Any, kwargs: Iterable[str], own: Iterable[str]) -> None:
+def check_keywords(fn: Any, configs: Any, kwargs: Iterable[str], options: Iterable[str]) -> None:
     """Raise InvalidValueError for keyword arguments that a kernel does not have.
 
-    `own`: names of the caller's own keyword arguments, one of which may be misspelt.
+    `options`: names of the caller's own keyword arguments, one of which may be misspelt.
     """
     function, computed = layers_of(fn)[-1], _computed(fn, configs)
-    taken = [name for name in inspect.signature(function).parameters if name not in computed]
-    offered = {*taken, *computed, *_LAUNCHING, *_options()}
+    accepted = [name for name in inspect.signature(function).parameters if name not in computed]
+    offered = {*accepted, *computed, *_LAUNCHING, *_options()}
     if unknown := [name for name in kwargs if name not in offered]:
-        hint = did_you_mean(unknown[0], [*taken, *own]) or f": expected {', '.join(taken)}"
+        hint = did_you_mean(unknown[0], [*accepted, *options]) or f": expected {', '.join(accepted)}"
         raise InvalidValueError(f"{function.__name__} has no argument {unknown[0]!r}{hint}")
 
 
@@ -211,16 +211,16 @@ def check_arguments(fn: Any, configs: Any, args: Sequence[Any], kwargs: Iterable
     try:
         signature.bind(*args, **dict.fromkeys((named - _options()) | (computed & {*signature.parameters})))
     except TypeError as error:
-        wanted = ", ".join(name for name in signature.parameters if name not in computed)
-        raise InvalidValueError(f"{function.__name__}: {error}: expected {wanted}") from None
+        expected = ", ".join(name for name in signature.parameters if name not in computed)
+        raise InvalidValueError(f"{function.__name__}: {error}: expected {expected}") from None
 
 
-def check_grid(who: str, grid: Any) -> None:
+def check_grid(caller: str, grid: Any) -> None:
     listed = isinstance(grid, tuple | list) and 0 < len(grid) <= 3
     if not callable(grid) and not (listed and all(isinstance(n, Integral) and int(n) >= 0 for n in grid)):
-        came = "there is no grid" if grid is None else f"grid is {grid!r}"
-        wanted = "a tuple of one to three sizes, or a function that returns one, as kernel[grid] takes it"
-        raise InvalidValueError(f"{who}: {came}: expected grid=, {wanted}")
+        got = "there is no grid" if grid is None else f"grid is {grid!r}"
+        expected = "a tuple of one to three sizes, or a function that returns one, as kernel[grid] takes it"
+        raise InvalidValueError(f"{caller}: {got}: expected grid=, {expected}")
 
 
 # Tensors.
@@ -252,7 +252,7 @@ def dtypes_of(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _code(code: CodeType) -> list[Any]:
-    consts = [_code(each) if isinstance(each, CodeType) else described(each) for each in code.co_consts]
+    consts = [_code(item) if isinstance(item, CodeType) else described(item) for item in code.co_consts]
     return [code.co_code.hex(), consts, code.co_names]
 
 
@@ -272,13 +272,15 @@ def described(value: Any) -> str:
     if isinstance(value, set | frozenset):
         return f"{type(value).__name__}({', '.join(sorted(map(described, value)))})"
     if isinstance(value, functools.partial):
-        return f"partial({described(value.func)}, {described(value.args)}, {sorted(value.keywords.items())})"
+        keywords = described(sorted(value.keywords.items()))
+        return f"partial({described(value.func)}, {described(value.args)}, {keywords})"
     if isinstance(value, JITCallable):
         return f"{value.__qualname__}:{source_hash(value)}"
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-        captured = [each for each in cells if each is None or isinstance(each, int | float | str)]
-        return str([_code(value.__code__), captured, described(value.__defaults__)])
+        captured = [item for item in cells if item is None or isinstance(item, int | float | str)]
+        by_keyword = [described(sorted(value.__kwdefaults__.items()))] if value.__kwdefaults__ else []
+        return str([_code(value.__code__), captured, described(value.__defaults__), *by_keyword])
     text = repr(value)
     return type(value).__qualname__ if " at 0x" in text else text
 
@@ -292,25 +294,25 @@ def benchmark(value: Any, depth: int = 8) -> str:
     """
 
     def parts(values: Iterable[Any]) -> str:
-        return f"[{', '.join(benchmark(each, depth - 1) for each in values)}]"
+        return f"[{', '.join(benchmark(item, depth - 1) for item in values)}]"
 
     if depth > 0 and isinstance(value, functools.partial):
         named = sorted(value.keywords.items())
-        return f"partial{parts([value.func, *value.args, *(each for pair in named for each in pair)])}"
+        return f"partial{parts([value.func, *value.args, *(item for pair in named for item in pair)])}"
     if depth > 0 and isinstance(value, MethodType):
         return f"{parts([value.__func__])} of {benchmark(value.__self__, depth - 1)}"
     if depth > 0 and isinstance(value, FunctionType):
-        changed = {each.argval for each in dis.get_instructions(value) if each.opname == "STORE_DEREF"}
+        changed = {step.argval for step in dis.get_instructions(value) if step.opname == "STORE_DEREF"}
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         captured = [cell.cell_contents for name, cell in cells if name not in changed and cell != CellType()]
         named = sorted((value.__kwdefaults__ or {}).items())
-        rest = [*captured, *(value.__defaults__ or ()), *(each for pair in named for each in pair)]
-        return f"{_code(value.__code__)}{parts(rest)}"
+        read = [*captured, *(value.__defaults__ or ()), *(item for pair in named for item in pair)]
+        return f"{_code(value.__code__)}{parts(read)}"
     if value is None or inspect.isbuiltin(value) or isinstance(value, int | float | str | type):
         return described(value)
     call = inspect.getattr_static(type(value), "__call__", None)
     attributes = getattr(value, "__dict__", {}).items()
-    plain = sorted((name, each) for name, each in attributes if isinstance(each, int | float | str))
+    plain = sorted((name, item) for name, item in attributes if isinstance(item, int | float | str))
     code = parts([call]) if depth > 0 and isinstance(call, FunctionType) else ""
     return f"{type(value).__qualname__}{code} {plain}"
 
@@ -381,24 +383,24 @@ def identity(config: triton.Config) -> Config:
 def identified(
     configs: Iterable[triton.Config], listed: Sequence[triton.Config] = ()
 ) -> dict[Config, triton.Config]:
-    """Return configs by their identities, in order; of equal ones the first.
+    """Return configs by their identities, in order; the first of equal ones.
 
     Configs that differ in what no digest shows (two hooks of one code) get numbers, by their order in
     `listed`, the list that `configs` were chosen from.
     """
-    found: dict[Config, triton.Config] = {}
-    alike: dict[Config, list[triton.Config]] = {}
+    result: dict[Config, triton.Config] = {}
+    namesakes: dict[Config, list[triton.Config]] = {}
     for place, config in enumerate((*listed, *configs)):
-        own = identity(config)
-        others = alike.setdefault(own, [])
+        key = identity(config)
+        others = namesakes.setdefault(key, [])
         number = next((n for n, other in enumerate(others) if _is_same(config, other)), len(others))
         if number == len(others):
             others.append(config)
         if number:
-            own = own.derived(sorted((*own.kwargs, ("number", number + 1))))
+            key = key.derived(sorted((*key.kwargs, ("number", number + 1))))
         if place >= len(listed):
-            found.setdefault(own, config)
-    return found
+            result.setdefault(key, config)
+    return result
 
 
 def _is_same(a: triton.Config, b: triton.Config) -> bool:

@@ -27,15 +27,15 @@ from tritile.core.config import Config
 from tritile.core.device import HOST, Device, capturing
 from tritile.core.forgetting import Memo, also_forgets
 from tritile.core.log import log
-from tritile.core.of_torch import TracingContext
-from tritile.core.of_triton import Autotuner as TritonAutotuner
-from tritile.core.of_triton import AutotunerError, InterpretedFunction, JITFunction
 from tritile.core.problem import KernelProblem
 from tritile.core.settings import Mode, requested_mode
 from tritile.core.source import source_hash
 from tritile.core.threads import interpreter_lock, once
+from tritile.core.torch_private import TracingContext
+from tritile.core.triton_private import Autotuner as TritonAutotuner
+from tritile.core.triton_private import AutotunerError, InterpretedFunction, JITFunction
 from tritile.core.versions import warn_untested
-from tritile.errors import NotTunedError, UntunedWarning, callers_level
+from tritile.errors import NotTunedError, RetuningWarning, UntunedWarning, callers_level
 from tritile.runtime.compiles import compiles_refused, count_as_ours, listen
 from tritile.tuner import arguments, traced
 from tritile.tuner.arguments import DESCRIPTORS, SCALARS, dtypes_of, identified, key_part, stored, tensors_of
@@ -47,18 +47,19 @@ from tritile.tuner.store.tables import kernel_problem, kernel_tables
 from tritile.tuner.store.trial import rank
 from tritile.tuner.store.trials import store_of
 
-_MOST_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is kept in the process
-_MOST_WARNINGS: Final = 256  # of problems without a measurement: Python keeps each one's text
-_OPENING: Final = 8  # configs of a space that are offered where nothing is timed
+_MAX_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is cached in the process
+_MAX_WARNINGS: Final = 256  # of problems without a measurement: Python keeps each one's text
+_MANY_VALUES: Final = 8  # of a number in the key that a kernel is tuned for, above which a bucket is named
+_OPENING: Final = 8  # configs of a space to choose among if nothing is timed
 _NEIGHBOURS: Final = 8  # the nearest measured problems, whose configs are tried for a new one
-_NO_DTYPE: Final = SCALARS | {float, JITFunction, FunctionType}  # classes whose values have no dtype
-_DTYPES: Final[dict[Any, str]] = {}
+NO_DTYPE: Final = SCALARS | {float, JITFunction, FunctionType}  # classes whose values have no dtype
+DTYPES: Final[dict[Any, str]] = {}
 
 _TUNERS: "weakref.WeakValueDictionary[int, Autotuner]" = weakref.WeakValueDictionary()
 
 
 def _forget() -> None:
-    for tuner in filter(None, [each() for each in _TUNERS.valuerefs()]):  # others may decorate meanwhile
+    for tuner in filter(None, [ref() for ref in _TUNERS.valuerefs()]):  # other threads may decorate kernels
         tuner.forget()
 
 
@@ -94,7 +95,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self.reference, self.tolerance = reference, tolerance
         self._place: Place | None = None  # of the latest call
         self._caches: dict[Place | None, Memo[Key, triton.Config]] = {}
-        self._compiled = Memo[Any, bool](_MOST_CACHED)  # calls of mode "strict" whose kernel is loaded
+        self._compiled = Memo[Any, bool](_MAX_CACHED)  # calls of mode "strict" whose kernel is loaded
         super().__init__(
             fn, fn.arg_names, [configs.opening(1)[0].to_triton()] if isinstance(configs, Space) else configs,
             [name for name in key if name in fn.arg_names],  # Triton 3.9 refuses others
@@ -106,9 +107,9 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self.configs_timings: dict[triton.Config, list[float]] = {}
         self._indices = {name: index for index, name in enumerate(self.arg_names)}
         self._key_indices: tuple[Any, list[tuple[str, int]]] = (None, [])  # of `keys`, which may be replaced
-        self.interpreted = any(isinstance(each, InterpretedFunction) for each in arguments.layers_of(fn))
+        self.interpreted = any(isinstance(layer, InterpretedFunction) for layer in arguments.layers_of(fn))
         self._digest: tuple[Any, Any, str] = (None, None, "")  # of `fn` and benchmark, which may be replaced
-        self._warnings = _MOST_WARNINGS
+        self._warnings, self._retuned = _MAX_WARNINGS, set[str]()
         if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
             # The number that Triton makes of a share: the tracer would take that share of the pruned configs.
             self.configs_top_k = max(1, int(len(self._configs) * self.configs_top_k))
@@ -136,10 +137,10 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             self._place = place = mode, gpu
             cache = self._caches.get(place)
             if cache is None:  # the first such call takes what a program put there before any
-                cache = self._caches[place] = self._caches.pop(None, Memo(_MOST_CACHED))
+                cache = self._caches[place] = self._caches.pop(None, Memo(_MAX_CACHED))
             config = cache.get(key)
             if config is None:
-                config = self._missed(place, cache, key, args, kwargs)
+                config = self._on_miss(place, cache, key, args, kwargs)
         self.best_config, options = config, config.all_kwargs()
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
@@ -148,7 +149,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                 with interpreter_lock:
                     return self.fn.run(*args, **kwargs, **options)
             if mode == "strict":
-                return self._launched_strictly(args, kwargs, config)
+                return self._launch_strict(args, kwargs, config)
             return self.fn.run(*args, **kwargs, **options)
         except TypeError:
             # An argument that the config sets, too?
@@ -162,11 +163,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         """
         key: list[Any] = []
         placed = len(args)
-        keys, indices = self._key_indices
-        if keys is not self.keys:
-            indices = [(name, self._indices[name]) for name in self.keys if name in self._indices]
-            self._key_indices = self.keys, indices
-        for name, index in indices:
+        for name, index in self.key_indices():
             if index < placed:
                 value = args[index]
             elif name in kwargs:
@@ -176,33 +173,41 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             key.append(value if value.__class__ in SCALARS else key_part(value))
         gpu, values = -1, args
         if len(kwargs) > 2 or "grid" not in kwargs:
-            more = [v for n, v in kwargs.items() if v.__class__ not in _NO_DTYPE and n in self._indices]
+            more = [v for n, v in kwargs.items() if v.__class__ not in NO_DTYPE and n in self._indices]
             values = (*args, *more) if more else args
         for value in values:
             kind = value.__class__
-            if kind in _NO_DTYPE or (kind is tuple and _NO_DTYPE.issuperset(map(type, value))):
+            if kind in NO_DTYPE or (kind is tuple and NO_DTYPE.issuperset(map(type, value))):
                 continue
             tensor = value.base if kind in DESCRIPTORS else value
             dtype = getattr(tensor, "dtype", None)
             if dtype is not None:
-                key.append(_DTYPES.get(dtype) or _DTYPES.setdefault(dtype, str(dtype)))
+                key.append(DTYPES.get(dtype) or DTYPES.setdefault(dtype, str(dtype)))
                 if gpu < 0 and getattr(tensor, "is_cuda", False):
                     gpu = tensor.get_device()
             elif isinstance(value, tuple | list):
                 key += [dtype for _, dtype in dtypes_of("", value)]
                 if gpu < 0:
-                    gpu = next((each.get_device() for each in tensors_of(value) if each.is_cuda), -1)
+                    gpu = next((x.get_device() for x in tensors_of(value) if x.is_cuda), -1)
         return tuple(key), gpu
 
-    def _missed(
+    def key_indices(self) -> list[tuple[str, int]]:
+        """Return names in the key, each with its place among the arguments."""
+        keys, indices = self._key_indices
+        if keys is not self.keys:
+            indices = [(name, self._indices[name]) for name in self.keys if name in self._indices]
+            self._key_indices = self.keys, indices
+        return indices
+
+    def _on_miss(
         self, place: Place, cache: Memo[Key, triton.Config], key: Key, args: tuple[Any, ...], kwargs: Any
     ) -> triton.Config:
-        """Return the config for a call that has no entry; of threads with one call, one measures."""
+        """Return the config for a call that is not cached; of threads with the same call, one measures."""
         arguments.check_conflicts(self.base_fn, self.space or self._configs, args, kwargs)
         captured = capturing()
 
         def choose() -> triton.Config:
-            config = self.choose(args, kwargs, place[0])
+            config = self.choose(args, kwargs, place[0]).config
             if not captured:
                 cache[key] = config
             return config
@@ -211,11 +216,11 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             return choose()
         return once((id(self), place, key), lambda: cache.get(key) or choose())
 
-    def _launched_strictly(self, args: Sequence[Any], kwargs: Any, config: triton.Config) -> Any:
-        """Launch what is compiled. Raises NotCompiledError, before any launch, where it is not."""
+    def _launch_strict(self, args: Sequence[Any], kwargs: Any, config: triton.Config) -> Any:
+        """Launch a compiled kernel. Raises NotCompiledError, before any launch, if it is not compiled."""
         options = config.all_kwargs()
         values = (*args, *[value for name, value in kwargs.items() if name in self._indices])
-        aligned = tuple(each.data_ptr() % 16 for each in values if getattr(each, "is_cuda", False))
+        aligned = tuple(x.data_ptr() % 16 for x in values if getattr(x, "is_cuda", False))
         types, index = tuple(map(type, values)), devices.current_index()
         call = aligned, types, key_part(values), key_part((*options.items(),)), index
         if call in self._compiled:
@@ -229,11 +234,11 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     @property
     def cache(self) -> dict[Key, triton.Config]:
         """Return the configs by Triton's key, of the mode and GPU of the latest call."""
-        return self._caches.setdefault(self._place, Memo(_MOST_CACHED))
+        return self._caches.setdefault(self._place, Memo(_MAX_CACHED))
 
     @cache.setter
     def cache(self, cache: dict[Key, triton.Config]) -> None:
-        self._caches[self._place] = Memo(_MOST_CACHED)
+        self._caches[self._place] = Memo(_MAX_CACHED)
         self._caches[self._place].update(cache)
 
     def forget(self) -> None:
@@ -241,13 +246,13 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         for cache in [*self._caches.values(), self._compiled]:
             cache.clear()
 
-    # What a call is to the store.
+    # How the store identifies a call.
 
     @property
     def digest(self) -> str:
-        """Return the digest of the kernel's source and the user's benchmark: trials of another do not count.
+        """Return the digest of the kernel's source and the user's benchmark, under which trials are stored.
 
-        Times of tritile's own benchmark go by the source alone, in whichever process it runs.
+        For tritile's own benchmark it is that of the source alone, in any process.
         """
         fn, bench, digest = self._digest
         if fn is not self.fn or bench is not self.do_bench:
@@ -260,7 +265,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return digest
 
     def device_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
-        """Return the GPU of a call's tensors; HOST for host memory, without a GPU, and in the interpreter."""
+        """Return the GPU of a call's tensors; HOST for host memory, without a GPU and in the interpreter."""
         if self.interpreted:
             return HOST
         tensors = [tensor for value in (*args, *kwargs.values()) for tensor in tensors_of(value)]
@@ -280,19 +285,19 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return KernelProblem(self.base_fn.__qualname__, key, dtypes)
 
     def offered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Configs:
-        """Return the configs that the kernel's own pruning leaves for a call, of a space the first few.
+        """Return the configs that the kernel's own pruning leaves for a call; of a space, the first few.
 
-        Raises what Triton raises where the pruning leaves none.
+        Raises Triton's error if the pruning leaves none.
         """
         if self.space is not None:
             return {config: config.to_triton() for config in self.space.opening(_OPENING)}
-        found = listed = list(self.configs)
+        configs = listed = list(self.configs)
         if self._early is not None or self.perf_model is not None:
-            found = list(self.holding(args).prune_configs(dict(kwargs)))
-        if not found:
+            configs = list(self.holding(args).prune_configs(dict(kwargs)))
+        if not configs:
             raise AutotunerError(f"{self.base_fn.__qualname__}: its pruning leaves no config for this call")
-        named = identified(found, listed)
-        if self._early is not None:  # a pruning may edit configs in place, at each call anew
+        named = identified(configs, listed)
+        if self._early is not None:  # a pruning may edit configs in place, differently at each call
             for name, config in named.items():
                 named[name] = copy.copy(config)
                 named[name].kwargs = dict(config.kwargs)
@@ -316,16 +321,16 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         )  # fmt: skip
 
     def measurable(self, device: Device) -> bool:
-        """Return True if there is something to time a call with: a GPU, or a benchmark of the user's own."""
+        """True if a call can be timed: on a GPU, or by the user's benchmark."""
         return self._is_timed_by_user or device != HOST
 
     # The choice.
 
-    def choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: str) -> triton.Config:
-        """Return the config for a call, by the mode in force.
+    def choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: str) -> KernelPlan:
+        """Return the plan of a call, with its config, by the mode in force.
 
-        Raises NotTunedError in mode "strict" where a measurement could be had, and none is remembered, and
-        TuningError, naming the reasons, where measuring finds no config that works.
+        Raises NotTunedError in mode "strict" if the call could be measured and no measurement is remembered,
+        and TuningError, with the reasons, if no config works.
         """
         warn_untested()
         listen()
@@ -341,7 +346,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                 plan = KernelPlan(call.problem, measured(self, call), "exact", call.device)
                 for place, cache in list(self._caches.items()):
                     if place is not None and place[0] != "tune":
-                        cache.clear()  # other modes, which may have guessed from less, choose anew
+                        cache.clear()  # other modes, which may have guessed, choose again
         if plan is None:
             plan = self._unmeasured(call, mode)
             if plan.source in ("exact", "table"):
@@ -353,7 +358,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             "plan", logging.INFO, problem=call.problem.label, config=str(arguments.identity(plan.config)),
             source=plan.source, device=call.device.name, seconds=perf_counter() - since,
         )  # fmt: skip
-        return plan.config
+        return plan
 
     def warn_untuned(self, problem: KernelProblem, device: Device, where: str = "") -> None:
         """Warn that no measurement says which config is fast; `where` ends the warning's advice."""
@@ -363,10 +368,24 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             advice = f'Run once under tritile.mode("tune") or TRITILE_MODE=tune{where}.'
             warnings.warn(f"{text}. {advice}", UntunedWarning, stacklevel=callers_level())
 
-    def _unmeasured(self, call: KernelCall, mode: str) -> KernelPlan:
-        """Return the plan of a call without measuring: remembered, a neighbour's config, or the likeliest.
+    def warn_of_retuning(self, device: Device) -> None:
+        """Warn, once, of a number in the key that has many values among the problems that were measured."""
+        problems = filter(None, map(kernel_problem, store_of(device).problems(self.digest)))
+        values: dict[str, set[int]] = {}
+        for name, value in (part for problem in problems for part in problem.key):
+            if type(value) is int and name not in self.bucket:
+                values.setdefault(name, set()).add(value)
+        for name, own in values.items():
+            if len(own) > _MANY_VALUES and name not in self._retuned:
+                self._retuned.add(name)
+                text = f"{self.base_fn.__qualname__} was tuned for {len(own)} values of {name} in its key"
+                advice = f"bucket={{{name!r}: triton.next_power_of_2}} makes one problem of many"
+                warnings.warn(f"{text}: {advice}", RetuningWarning, stacklevel=callers_level())
 
-        Raises NotTunedError in mode "strict" where a measurement could be had, and none is remembered.
+    def _unmeasured(self, call: KernelCall, mode: str) -> KernelPlan:
+        """Return the plan of a call without measuring: remembered, a neighbour's config, or a guess.
+
+        Raises NotTunedError in mode "strict" if the call could be measured and no measurement is remembered.
         """
         problem, device, configs = call.problem, call.device, list(call.configs.values())
         only = self.space is None and len(configs) == 1
@@ -389,9 +408,9 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return KernelPlan(problem, best, "model", device, None, why)
 
     def remembered(self, problem: KernelProblem, device: Device, configs: Configs) -> KernelPlan | None:
-        """Return the fastest config measured for just this problem, of those that may run.
+        """Return the fastest config measured for exactly this problem, among those that may run.
 
-        These are `configs`, or all of a space. What was measured here goes before what a table holds.
+        These are `configs`, or all of a space. Trials on this machine come before entries of tables.
         """
 
         def allowed(config: Config) -> triton.Config | None:
@@ -416,15 +435,15 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self, problem: KernelProblem, device: Device, configs: Configs, unknown: Collection[str] = (),
         most: int = _NEIGHBOURS,
     ) -> Iterator[tuple[float, triton.Config]]:  # fmt: skip
-        """Yield configs of the measured problems that differ from this one in sizes alone, the nearest first.
+        """Yield configs of measured problems that differ from this one only in sizes, the nearest first.
 
-        Each comes with its distance, in doublings. Sizes are positive integers in `key` that are no
-        constexprs. `unknown` are names in the key whose values do not count. `most` problems are looked up.
+        Each comes with its distance, in doublings. Sizes are positive integers in `key` that are not
+        constexprs. `unknown`: names in the key whose values do not count. `most`: problems to look up.
         """
         constants = arguments.constants_of(self.base_fn)
 
         def split(key: Any) -> tuple[list[Any], list[float]]:
-            """Return what neighbours share, and the sizes, in doublings, in which they differ."""
+            """Return what neighbours have in common, and the sizes in which they may differ, as log2."""
             shared: list[Any] = []
             sizes: list[float] = []
             for name, value in key:
@@ -449,15 +468,15 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                     gaps = (abs(a - b) for a, b in zip(lengths, sizes, strict=True))
                     near.append((sum(gaps), text, other))
         for doublings, _, other in heapq.nsmallest(most, near):
-            found = self.remembered(other, device, configs)
-            if found is not None:
-                yield doublings, found.config
+            plan = self.remembered(other, device, configs)
+            if plan is not None:
+                yield doublings, plan.config
 
     def planned(self, args: Sequence[Any], kwargs: Mapping[str, Any], device: Device | None) -> KernelPlan:
         """Return the plan of a call by the mode in force, for `tritile.plan`. Mode "tune" plans as "cached".
 
-        Raises InvalidValueError where arguments are missing, or the kernel does not take them, and
-        NotTunedError in mode "strict" where a measurement could be had, and none is remembered.
+        Raises InvalidValueError for missing or unknown arguments, and NotTunedError in mode "strict" if the
+        call could be measured and no measurement is remembered.
         """
         arguments.check_arguments(self.fn, self.space or self._configs, args, kwargs)
         call = self.call(args, kwargs, device)
@@ -465,11 +484,11 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         interpreted = self.interpreted and call.device == HOST and plan.source == "model"
         return replace(plan, source="interpreter") if interpreted else plan
 
-    # What torch's tracer and copies see.
+    # For torch's tracer, and for copies.
 
     @property
     def early_config_prune(self) -> traced.Pruning | None:
-        """Return the kernel's own pruning, which shows torch's tracer the remembered config alone."""
+        """Return the kernel's own pruning, which shows torch's tracer only the remembered config."""
         return self._pruning
 
     @early_config_prune.setter

@@ -1,7 +1,7 @@
-"""One call of a decorated kernel: its configs compiled, timed and checked, by the search of every problem.
+"""Tune one call of a decorated kernel: its configs are compiled, timed and checked by the common search.
 
-In processes of their own configs run on copies of the call's memory, and one that hangs or crashes costs
-itself alone. Otherwise they run in this process on the call's own arguments, one after the other.
+In worker processes configs run on copies of the call's memory, and one that hangs or crashes fails alone.
+Otherwise they run in this process on the call's own arguments, one after the other.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ import triton
 
 from tritile.core.config import Config
 from tritile.core.device import HOST, Device
+from tritile.core.interpreter_private import watched
 from tritile.core.log import log
-from tritile.core.of_interpreter import watched
-from tritile.core.of_triton import autotuning_listener, handles_of, time_config
 from tritile.core.problem import KernelProblem
 from tritile.core.settings import tune_budget_s
 from tritile.core.threads import interpreter_lock
+from tritile.core.triton_private import autotuning_listener, handles_of, time_config
 from tritile.errors import (
     InvalidValueError,
     IsolationWarning,
@@ -43,8 +43,8 @@ from tritile.errors import (
 from tritile.runtime.ahead import check_fits, compiling_for
 from tritile.tuner.arguments import layers_of, tensors_of
 from tritile.tuner.measure import shipping
-from tritile.tuner.measure.bench import Screened, Stage, Subject, Taken
-from tritile.tuner.measure.engine import Keep, Rules, Task, has_more, logged, tune, whole
+from tritile.tuner.measure.benchmark import Harness, Resources, ScreenResult, Tunable
+from tritile.tuner.measure.engine import OnTrial, Rules, TuningTask, has_more, logged, tune, whole
 from tritile.tuner.measure.outputs import (
     OUTSIDE,
     WRONG,
@@ -55,30 +55,30 @@ from tritile.tuner.measure.outputs import (
     unlike,
     unwritten,
 )
-from tritile.tuner.measure.shipping import HUGE, NUMBERS, Memory, Shipment, StandIn, are_mapped, unpack
+from tritile.tuner.measure.shipping import HUGE, NUMBERS, GuardedMemory, Shipment, StandIn, are_mapped, unpack
 from tritile.tuner.measure.timing import Eager, Run, Timing, copies_wanted, graph_of
-from tritile.tuner.measure.workers import WorkerError, Workshop, borrowed
+from tritile.tuner.measure.workers import PoolRunner, WorkerError, shared_runner
 from tritile.tuner.search import Listed, Space
 from tritile.tuner.store.files import MAX_US
-from tritile.tuner.store.trial import Trial, best_of, is_settled
+from tritile.tuner.store.trial import Trial, best_of, is_final_failure
 from tritile.tuner.store.trials import store_of
 
 if TYPE_CHECKING:
     from tritile.tuner.autotuner import Autotuner
 
 Named = dict[str, Any]
-REFERENCE: Final = Config((), 1, 1, family="reference")  # in whose place a kernel's reference is timed
-_MOST: Final = 96  # the most configs of a space that a search tries
+REFERENCE: Final = Config((), 1, 1, family="reference")  # stands for the kernel's reference, to time that
+_MAX_CONFIGS: Final = 96  # of a space, that a search tries
 _LEAST_US: Final = 1e-6
-_MOST_OF_A_REASON: Final = 500  # characters of what is wrong with an answer
+_MAX_REASON: Final = 500  # characters of what is wrong with an answer
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """Describe a launch, and what `tritile.autotune` takes for it; `fn` is the kernel with its heuristics.
+    """A launch, with its options of `tritile.autotune`; `fn` is the kernel with its heuristics.
 
-    `configs` are those that the kernel's pruning leaves for the call; of a space, the first few. `source` is
-    the digest of the kernel's source. `reference` returns the right tensors, by names of arguments.
+    `configs`: those that the kernel's pruning leaves for the call; of a space, the first few. `source`: the
+    digest of the kernel's source. `reference` returns the right tensors by name of argument.
     """
 
     problem: KernelProblem
@@ -94,59 +94,59 @@ class KernelCall:
     pre_hook: Callable[..., Any] | None = None
     reference: Callable[..., Mapping[str, torch.Tensor]] | None = None
     tolerance: float | None = None
-    keeps_inputs: bool = False  # tensors that the reference takes, and does not return, must not change
+    keeps_inputs: bool = False  # what the reference takes and does not return must not change
 
     @property
     def named(self) -> Named:
-        found = dict(zip(self.arg_names, self.args, strict=False)) | self.kwargs
-        return {name: value for name, value in found.items() if name != "grid"}
+        arguments = dict(zip(self.arg_names, self.args, strict=False)) | self.kwargs
+        return {name: value for name, value in arguments.items() if name != "grid"}
 
     @property
     def tensors(self) -> Named:
-        """Return arguments that hold tensors, by name, without what autograd keeps of them."""
+        """Return the arguments that hold tensors, by name, detached from autograd."""
         return {n: _detached(v) for n, v in self.named.items() if next(tensors_of(v), None) is not None}
 
     def having(self, named: Named) -> "KernelCall":
-        """Return the call with other arguments by name, which may hold another "grid"."""
+        """Return the call with some arguments, or "grid", replaced by name."""
         args = tuple(named.get(name, value) for name, value in zip(self.arg_names, self.args, strict=False))
-        placed = self.arg_names[: len(self.args)]
-        kwargs = self.kwargs | {name: value for name, value in named.items() if name not in placed}
+        positional = self.arg_names[: len(self.args)]
+        kwargs = self.kwargs | {name: value for name, value in named.items() if name not in positional}
         return replace(self, args=args, kwargs=kwargs)
 
     def copied(self) -> "KernelCall":
-        """Return the call on copies of its tensors, which share memory as the tensors do."""
+        """Return the call on copies of its tensors; tensors that share memory still do."""
         return self.having(copy.deepcopy(self.tensors))
 
     def config(self, config: Config | triton.Config) -> triton.Config:
         return (self.configs.get(config) or config.to_triton()) if isinstance(config, Config) else config
 
     def launch(self, config: Config | triton.Config, **options: Any) -> Any:
-        own = self.config(config)
-        settings = own.all_kwargs()
-        if own.pre_hook is not None:
-            own.pre_hook(self.named | settings)
-        fn = _InTurns(self.fn) if self.device == HOST else self.fn
+        triton_config = self.config(config)
+        settings = triton_config.all_kwargs()
+        if triton_config.pre_hook is not None:
+            triton_config.pre_hook(self.named | settings)
+        fn = _Serialized(self.fn) if self.device == HOST else self.fn
         return fn.run(*self.args, **(self.kwargs | settings | options))
 
     def reset(self, config: Config | triton.Config) -> None:
-        """Prepare the tensors for a launch: by `pre_hook`, with what the config sets, or `reset_to_zero`."""
+        """Prepare the tensors for a launch: by `pre_hook`, given the config's values, or `reset_to_zero`."""
         if self.pre_hook is not None:
             self.pre_hook(self.named | self.config(config).all_kwargs(), reset_only=True)
         else:
             _zero(self.named, self.reset_to_zero)
 
     def compiled(self, config: Config | triton.Config) -> Any:
-        """Return Triton's kernel, compiled into its cache without a GPU. Raises what the compiler raises."""
+        """Compile into Triton's cache, without a GPU; return the kernel. Raises what the compiler raises."""
         with compiling_for(self.device):
             return self.launch(config, grid=(1,), warmup=True)
 
     def compile(self, config: Config | triton.Config) -> None:
-        """Compile as `compiled` does. Raises TuningError, too, where the GPU has too little shared memory."""
+        """Compile as `compiled` does. Raises TuningError, too, if the GPU has too little shared memory."""
         check_fits(self.compiled(config), self.device)
 
 
-class _InTurns:
-    """Launch a kernel in Triton's interpreter, which runs one at a time."""
+class _Serialized:
+    """Launch a kernel in Triton's interpreter, one at a time."""
 
     def __init__(self, fn: Any) -> None:
         self._fn = fn
@@ -173,8 +173,8 @@ def _detached(value: Any) -> Any:
 # Checks.
 
 
-def _taken(function: Callable[..., Any], named: Named) -> Named:
-    """Return the arguments that a function takes."""
+def _accepted(function: Callable[..., Any], named: Named) -> Named:
+    """Return those of the arguments that a function takes."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return named
@@ -182,37 +182,37 @@ def _taken(function: Callable[..., Any], named: Named) -> Named:
 
 
 def referred(call: KernelCall) -> dict[str, torch.Tensor]:
-    """Return the right tensors by name, as the call's reference makes them; none without a reference.
+    """Run the call's reference on copies and return the right tensors by name; {} without a reference.
 
-    Raises InvalidValueError where there are none or they are not tensors of the call, and what the reference
-    raises.
+    Raises InvalidValueError if it returns no tensors, or ones that are not of the call, and what it raises.
     """
     if call.reference is None:
         return {}
     named = call.named
-    found = call.reference(**_taken(call.reference, named))
-    tensors = found.values() if isinstance(found, Mapping) else ()
+    result = call.reference(**_accepted(call.reference, call.copied().named))  # it may write to them
+    tensors = result.values() if isinstance(result, Mapping) else ()
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-        got = type(found).__name__ if tensors or not isinstance(found, Mapping) else "no tensors"
+        got = type(result).__name__ if tensors or not isinstance(result, Mapping) else "no tensors"
         raise InvalidValueError(
             f"reference returned {got}: expected a dict of right tensors by name of argument"
         )
-    answers = {name: tensor.clone() for name, tensor in found.items()}
-    for name, tensor in answers.items():
+    for name, tensor in result.items():
         if not isinstance(named.get(name), torch.Tensor):
             raise InvalidValueError(f"the reference names {name!r}, which is not a tensor of the call")
         if named[name].shape != tensor.shape:
             shapes = f"{tuple(tensor.shape)}, not {tuple(named[name].shape)}"
             raise InvalidValueError(f"the reference of {name} has shape {shapes}")
-    return answers
+    return dict(result)
 
 
-def checked(call: KernelCall, config: Config | triton.Config, memory: Memory | None = None) -> float | None:
+def checked(
+    call: KernelCall, config: Config | triton.Config, memory: GuardedMemory | None = None
+) -> float | None:
     """Run a config and return the largest relative error; None without a reference.
 
-    Outputs are poisoned ahead of resets and hooks, unless the kernel reads them, or another argument shares
-    their memory. Raises TuningError for an answer that is wrong or not written whole, for an argument of the
-    reference that is changed, and in the interpreter for an access outside of `memory`.
+    Outputs are poisoned before resets and hooks, unless the kernel reads them or another argument shares
+    their memory. Raises TuningError for an answer that is wrong or not fully written, for a change of an
+    argument of the reference, and in the interpreter for an access outside `memory`.
     """
     named, answers, poisoned = call.named, referred(call), set()
     for name in answers:
@@ -222,7 +222,7 @@ def checked(call: KernelCall, config: Config | triton.Config, memory: Memory | N
             poison(named[name], answers[name])
             poisoned.add(name)
     call.reset(config)
-    kept = [(*each, each[1].clone()) for each in _inputs(call, call.config(config), answers)]
+    inputs = [(*item, item[1].clone()) for item in _inputs(call, call.config(config), answers)]
     if memory is not None and _shows_accesses(call):
         _launch_within(memory, call, config)
     else:
@@ -242,7 +242,7 @@ def checked(call: KernelCall, config: Config | triton.Config, memory: Memory | N
                 filled = f"{name} was filled with {'NaN' if is_real else 'wrong integers'}"
                 raise TuningError(f"{wrong}; {filled}: {advice}") from None
             raise
-    for name, tensor, before in kept:
+    for name, tensor, before in inputs:
         if unlike(tensor, before):
             what = f"{name} is changed, which the reference takes and does not return"
             raise TuningError(f"{WRONG}: {what}: if the kernel may change it, name it in restore_value=")
@@ -252,9 +252,9 @@ def checked(call: KernelCall, config: Config | triton.Config, memory: Memory | N
 def _inputs(
     call: KernelCall, config: triton.Config, answers: Mapping[str, torch.Tensor]
 ) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors that the reference's parameters name, and the kernel must not change, by name.
+    """Return, by name, the tensors of the reference's parameters that the kernel must not change.
 
-    Those in memory that the kernel may write are left out; so are all where a hook may change some.
+    Tensors in memory that the kernel may write are left out, and all tensors if a hook may change some.
     """
     if not call.keeps_inputs or call.reference is None or call.pre_hook or config.pre_hook:
         return []
@@ -273,24 +273,24 @@ def _shows_accesses(call: KernelCall) -> bool:
     return call.device == HOST  # in the interpreter
 
 
-def _launch_within(memory: Memory, call: KernelCall, config: Config | triton.Config) -> None:
-    """Launch in the interpreter. Raises TuningError ahead of the first access outside the call's tensors."""
+def _launch_within(memory: GuardedMemory, call: KernelCall, config: Config | triton.Config) -> None:
+    """Launch in the interpreter. Raises TuningError before the first access outside the call's tensors."""
     strays: list[str] = []
     covered = memory.covered(tensor for value in call.named.values() for tensor in tensors_of(value))
     is_free = _has_address(call.named.values())
 
-    def see(addresses: np.ndarray, mask: np.ndarray | None, size: int, is_written: bool) -> None:
+    def on_access(addresses: np.ndarray, mask: np.ndarray | None, size: int, is_written: bool) -> None:
         used = addresses.ravel()
         if mask is not None:
             used = used[np.broadcast_to(mask, addresses.shape).ravel().astype(bool)]
         stray = memory.stray(used, size, is_written, covered, is_free)
         if stray is not None:
-            how = "wrote" if is_written else "read"
-            strays.append(f"{how} {OUTSIDE}: {_place_of(stray, call.named)}")
+            verb = "wrote" if is_written else "read"
+            strays.append(f"{verb} {OUTSIDE}: {_place_of(stray, call.named)}")
             raise TuningError(strays[0])
 
     try:
-        with interpreter_lock, watched(see):
+        with interpreter_lock, watched(on_access):
             call.launch(config)
     except Exception:
         if strays:  # the interpreter has wrapped it
@@ -299,63 +299,64 @@ def _launch_within(memory: Memory, call: KernelCall, config: Config | triton.Con
 
 
 def _has_address(values: Iterable[Any]) -> bool:
-    """True if an argument is the address of memory, or holds one: a number, a tensor, or another object."""
+    """True if an argument is, or holds, an address: a number, a tensor of numbers, or another object."""
     for value in values:
         if not isinstance(value, torch.Tensor) and hasattr(value, "data_ptr"):
             return True
-        found = [t.numpy().ravel() for t in tensors_of(value) if t.dtype in (torch.int64, torch.uint64)]
+        numbers = [t.numpy().ravel() for t in tensors_of(value) if t.dtype in (torch.int64, torch.uint64)]
         if type(value) is int and 0 < value < 1 << 64:
-            found = [np.array([value], dtype=np.uint64)]
-        if any(bool(are_mapped(each.astype(np.uint64)).any()) for each in found):
+            numbers = [np.array([value], dtype=np.uint64)]
+        if any(bool(are_mapped(array.astype(np.uint64)).any()) for array in numbers):
             return True
     return False
 
 
 def _place_of(address: int, named: Named) -> str:
-    """Return where an address lies by the nearest tensor, in words."""
-    found: list[tuple[int, str]] = []
+    """Describe an address by the nearest tensor."""
+    distances: list[tuple[int, str]] = []
     for name, tensor in ((name, tensor) for name, value in named.items() for tensor in tensors_of(value)):
         first, past = span(tensor)
         if first <= address < past:
             return f"between elements of {name}"
-        found += [(address - past, f"behind the end of {name}"), (first - address, f"ahead of {name}")]
-    far, where = min(each for each in found if each[0] >= 0)
-    return f"{far} bytes {where}" if far else f"right {where}"
+        distances += [(address - past, f"past the end of {name}"), (first - address, f"before {name}")]
+    distance, where = min(pair for pair in distances if pair[0] >= 0)
+    return f"{distance} bytes {where}" if distance else f"just {where}"
 
 
-def _checked_within_guards(
-    made: Callable[..., tuple[KernelCall, Memory | None]], config: Config | triton.Config
+def _check_within_guards(
+    make_call: Callable[..., tuple[KernelCall, GuardedMemory | None]], config: Config | triton.Config
 ) -> float | None:
-    """Check a config as `checked` does, and that it keeps to its memory; return the largest error.
+    """Check a config as `checked` does, and that it stays within its memory; return the largest error.
 
-    `made` returns the call and its memory, between guards of a pattern; None where it is not watched. The
-    interpreter shows each access. On a GPU guards do: of NaN, of large numbers of either sign, as a maximum
-    drops NaN, and where outputs are read of small numbers, as what is added to the others does not show.
+    `make_call` returns the call and its memory, which has guards of a byte pattern around each block; None if
+    memory is not watched. The interpreter reports each access. On a GPU guards show writes, and reads by a
+    wrong answer: NaN, then large numbers of either sign, as a maximum drops NaN, then, if outputs are read,
+    small numbers, because adding to the others does not change them.
     """
-    own, memory = made()
-    errors, patterns = [checked(own, config, memory)], [HUGE, HUGE | 0x80]
-    if own.reset_to_zero or own.restore_value or own.pre_hook:
+    call, memory = make_call()
+    errors, patterns = [checked(call, config, memory)], [HUGE, HUGE | 0x80]
+    if call.reset_to_zero or call.restore_value or call.pre_hook:
         patterns.append(NUMBERS)
     while memory is not None:
-        if not memory.whole():
+        if not memory.is_intact():
             raise TuningError(f"wrote {OUTSIDE}")
-        if _shows_accesses(own) or not patterns:
+        if _shows_accesses(call) or not patterns:
             break
-        del own, memory  # ahead of the next copies
-        own, memory = made(patterns.pop())
-        errors.append(checked(own, config, memory))
+        del call, memory  # before the next copies are made
+        call, memory = make_call(patterns.pop())
+        errors.append(checked(call, config, memory))
     return max((error for error in errors if error is not None), default=None)
 
 
 def checked_here(call: KernelCall, config: triton.Config) -> float | None:
     """Check a config in this process, on copies of the call's tensors; return the largest relative error.
 
-    Guards lie around tensors in host memory. Raises TuningError where the config does not run or its answer
-    is wrong, and what the reference raises.
+    Tensors in host memory have guards around them. Raises TuningError if the config does not run or answers
+    wrongly, and what the reference raises.
     """
     referred(call.copied())  # a failure here is not the config's
 
-    def made(*pattern: int) -> tuple[KernelCall, Memory | None]:
+    def make_call(*pattern: int) -> tuple[KernelCall, GuardedMemory | None]:
         if all(tensor.device.type == "cpu" for v in call.tensors.values() for tensor in tensors_of(v)):
             with contextlib.suppress(UnsupportedError):
                 named, memory = shipping.guarded(call.tensors, *pattern)
@@ -363,24 +364,24 @@ def checked_here(call: KernelCall, config: triton.Config) -> float | None:
         return call.copied(), None
 
     try:
-        return _checked_within_guards(made, config)
+        return _check_within_guards(make_call, config)
     except TuningError:
         raise
-    except Exception as failure:  # whatever one config raises, the others still deserve their turn
+    except Exception as failure:  # anything: the other configs are still to be tried
         raise TuningError(brief(failure)) from failure
 
 
-# In processes of their own.
+# In worker processes.
 
 
 @dataclass(frozen=True)
-class KernelSubject:
+class TunableKernel:
     """A call of a decorated kernel, packed so that any process can run it."""
 
     problem: KernelProblem
     device: Device
     source: str
-    shipment: Shipment = field(default_factory=Shipment)  # empty where it is measured in this process
+    shipment: Shipment = field(default_factory=Shipment)  # empty if measured in this process
 
     def digest(self, config: Config) -> str:
         return self.source
@@ -389,44 +390,44 @@ class KernelSubject:
         unpack(self.shipment, StandIn).compile(config)
 
     def compile_check(self, config: Config) -> None:
-        """Compile nothing: a check runs what was compiled."""
+        """Nothing: a check runs the kernel that was timed."""
 
     @property
     def copies(self) -> int:
         return copies_wanted(self.shipment.bytes, self.device.l2_bytes)
 
-    def stage(self, copies: int) -> Stage:
-        return _Stage(self, copies)
+    def harness(self, copies: int) -> Harness:
+        return _Harness(self, copies)
 
 
-class _Stage:
-    def __init__(self, subject: KernelSubject, copies: int) -> None:
-        self._shipment = subject.shipment
-        self._where = "cpu" if subject.device == HOST else "cuda"
+class _Harness:
+    def __init__(self, tunable: TunableKernel, copies: int) -> None:
+        self._shipment = tunable.shipment
+        self._where = "cpu" if tunable.device == HOST else "cuda"
         contents = torch.load(self._shipment.file, weights_only=True)
-        self._pristine = Memory(self._shipment.blocks, contents, self._where)
-        self.calls: list[KernelCall] = [self._made()[0] for _ in range(copies)]
-        referred(self._made()[0])  # once ahead of all configs: a failure here is not theirs
+        self._pristine = GuardedMemory(self._shipment.blocks, contents, self._where)
+        self.calls: list[KernelCall] = [self._make_call()[0] for _ in range(copies)]
+        referred(self._make_call()[0])  # once, before all configs: a failure here is not theirs
         triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
 
-    def _made(self, *pattern: int) -> tuple[KernelCall, Memory]:
-        memory = Memory(self._shipment.blocks, self._pristine.contents(), self._where, *pattern)
+    def _make_call(self, *pattern: int) -> tuple[KernelCall, GuardedMemory]:
+        memory = GuardedMemory(self._shipment.blocks, self._pristine.contents(), self._where, *pattern)
         return unpack(self._shipment, memory.tensor), memory
 
     @functools.cached_property
-    def _right(self) -> KernelCall:
+    def _original(self) -> KernelCall:
         call: KernelCall = unpack(self._shipment, self._pristine.tensor)
         return call
 
-    def prepared(self, config: Config) -> tuple[Run, Taken]:
+    def prepared(self, config: Config) -> tuple[Run, Resources]:
         if config == REFERENCE:
             reference = self.calls[0].reference
             assert reference is not None
-            names = _taken(reference, self.calls[0].named).keys()
-            return (lambda call: reference(**{name: call.named[name] for name in names})), Taken()
+            names = _accepted(reference, self.calls[0].named).keys()
+            return (lambda call: reference(**{name: call.named[name] for name in names})), Resources()
         kernel = self.calls[0].launch(config, warmup=True)
         _, registers, spills = handles_of(kernel)
-        return (lambda call: call.launch(config)), Taken(registers, spills, kernel.metadata.shared)
+        return (lambda call: call.launch(config)), Resources(registers, spills, kernel.metadata.shared)
 
     def timed(self, config: Config, run: Run) -> Eager:
         if config == REFERENCE:
@@ -437,37 +438,39 @@ class _Stage:
         for call in self.calls:
             call.reset(config)
             for name in call.restore_value:
-                values = call.named.get(name), self._right.named.get(name)
+                values = call.named.get(name), self._original.named.get(name)
                 for tensor, kept in zip(*map(tensors_of, values), strict=True):
                     tensor.copy_(kept)
 
     def check(self, config: Config, run: Run) -> float | None:
-        return _checked_within_guards(self._made, config)
+        return _check_within_guards(self._make_call, config)
 
 
 @contextlib.contextmanager
-def elsewhere(call: KernelCall) -> Iterator[tuple[Workshop, KernelSubject]]:
-    """Borrow processes for a call's GPU, and pack the call for them.
+def elsewhere(call: KernelCall) -> Iterator[tuple[PoolRunner, TunableKernel]]:
+    """Give the shared runner of a call's GPU, and the call packed for it.
 
-    Raises UnsupportedError where it cannot be sent, or leaves no room for two copies of its memory.
+    Raises UnsupportedError if the call cannot be sent, or its memory leaves no room for two copies.
     """
     tensors = (tensor for value in call.named.values() for tensor in tensors_of(value) if tensor.is_cuda)
     gpu = next((tensor.get_device() for tensor in tensors), torch.cuda.current_device())
     with tempfile.TemporaryDirectory(prefix="tritile-") as folder:
         shipment = shipping.pack(call, Path(folder), torch.cuda.mem_get_info(gpu)[0] // 3)
-        with borrowed(gpu) as shop:
-            yield shop, KernelSubject(call.problem, call.device, call.source, shipment)
+        with shared_runner(gpu) as runner:
+            yield runner, TunableKernel(call.problem, call.device, call.source, shipment)
 
 
-def tuned_elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> TuningError | None:
-    """Measure the configs of a call in processes of its own, on copies of its memory.
+def tune_in_workers(
+    call: KernelCall, task: TuningTask, rules: Rules, on_trial: OnTrial
+) -> TuningError | None:
+    """Measure the configs of a call in worker processes, on copies of its memory.
 
-    Returns the last config's error where none works. Raises UnsupportedError where the call cannot be sent,
-    or does not run there.
+    Returns the last config's error if none works. Raises UnsupportedError if the call cannot be sent, or does
+    not run there.
     """
     try:
-        with elsewhere(call) as (shop, subject):
-            (tuned,) = tune([replace(task, subject=subject)], shop, rules, keep)
+        with elsewhere(call) as (runner, tunable):
+            (tuned,) = tune([replace(task, tunable=tunable)], runner, rules, on_trial)
     except OSError as error:  # no folder for temporary files, or no process
         raise UnsupportedError(f"it cannot run in another process: {brief(error)}") from error
     if tuned.best is None and not tuned.trials:  # no config was tried, so none of them is at fault
@@ -478,74 +481,75 @@ def tuned_elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> T
 # In this process.
 
 
-class _InThisProcess:
-    """Time configs as Triton does, one after the other, and check them on copies of the call."""
+class _InProcessRunner:
+    """The `Runner` of this process: time configs as Triton does, and check them on copies of the call."""
 
-    benches = 1
+    max_resident = 1
 
     def __init__(self, tuner: "Autotuner", call: KernelCall) -> None:
-        self.call, self.bench = call, tuner.holding(call.args)
+        self.call, self.tuner = call, tuner.holding(call.args)
         if tuner.interpreted:
-            self.bench.fn = _InTurns(tuner.fn)
+            self.tuner.fn = _Serialized(tuner.fn)
         self.timings: dict[triton.Config, list[float]] = {}  # milliseconds, as the benchmark gave them
-        # Triton's own hooks take no None and no tuple for a tensor.
+        # Triton's default hooks accept neither None nor a tuple for a tensor.
         names = () if call.pre_hook is not None else call.restore_value
         restored = [tensor for name in names for tensor in tensors_of(call.named.get(name))]
-        kept = [tensor.clone() for tensor in restored]
+        originals = [tensor.clone() for tensor in restored]
 
         def before(named: Mapping[str, Any], reset_only: bool = False) -> None:
             _zero(named, call.reset_to_zero)
 
         def after(named: Mapping[str, Any], exception: BaseException | None) -> None:
-            for tensor, content in zip(restored, kept, strict=True):
+            for tensor, content in zip(restored, originals, strict=True):
                 tensor.copy_(content)
 
-        self.bench.pre_hook = call.pre_hook or before
-        self.bench.post_hook = tuner.post_hook if tuner.user_defined_post_hook else after
+        self.tuner.pre_hook = call.pre_hook or before
+        self.tuner.post_hook = tuner.post_hook if tuner.user_defined_post_hook else after
 
-    def compile(self, subject: Subject, config: Config, for_check: bool = False) -> Future[None]:
-        """Leave compiling to the first launch, which is not timed."""
+    def compile(self, tunable: Tunable, config: Config, for_check: bool = False) -> Future[None]:
+        """Nothing: the first launch, which is not timed, compiles."""
         compiled = Future[None]()
         compiled.set_result(None)
         return compiled
 
-    def begin(self, subject: Subject) -> None:
+    def begin(self, tunable: Tunable) -> None:
         pass
 
-    def screen(self, subject: Subject, config: Config, fastest_us: float) -> Screened:
-        own = self.call.config(config)
+    def screen(self, tunable: Tunable, config: Config, fastest_us: float) -> ScreenResult:
+        timed = self.call.config(config)
         try:
-            found = time_config(self.bench, *self.call.args, config=own, **self.call.kwargs)
-            times = [float(ms) for ms in (found if isinstance(found, list | tuple) else [found])]
-            self.timings[own] = times
+            result = time_config(self.tuner, *self.call.args, config=timed, **self.call.kwargs)
+            times = [float(ms) for ms in (result if isinstance(result, list | tuple) else [result])]
+            self.timings[timed] = times
             if not 0 <= times[0] < math.inf:
-                what = "it does not run here, or the benchmark gave"
-                raise TuningError(f"{what} {times}: expected milliseconds")
-        except Exception as error:  # whatever one config raises, the others still deserve their turn
+                raise TuningError(
+                    f"it does not run here, or the benchmark gave {times}: expected milliseconds"
+                )
+        except Exception as error:  # anything: the other configs are still to be tried
             raise WorkerError(brief(error)) from error
         us = min(max(times[0] * 1e3, _LEAST_US), MAX_US)  # of a clock that is too coarse
-        return Screened(Timing(us, max(0.0, times[-1] - times[len(times) // 2]) * 1e3 / us), Taken())
+        return ScreenResult(Timing(us, max(0.0, times[-1] - times[len(times) // 2]) * 1e3 / us), Resources())
 
-    def race(self, subject: Subject, configs: Sequence[Config]) -> list[list[float]]:
+    def race(self, tunable: Tunable, configs: Sequence[Config]) -> list[list[float]]:
         raise WorkerError("each config is timed once")
 
-    def check(self, subject: Subject, config: Config) -> float | None:
+    def check(self, tunable: Tunable, config: Config) -> float | None:
         try:
             return None if self.call.reference is None else checked_here(self.call, self.call.config(config))
         except TuningError as wrong:
-            raise WorkerError(str(wrong)[:_MOST_OF_A_REASON]) from wrong
+            raise WorkerError(str(wrong)[:_MAX_REASON]) from wrong
 
-    def end(self, subject: Subject) -> None:
+    def end(self, tunable: Tunable) -> None:
         pass
 
 
-# Either way.
+# Both ways.
 
 
 class _Tuning:
-    """Measure the configs of one call: store trials as they come, and report progress.
+    """Measure the configs of one call, store the trials, and report progress.
 
-    Reports go to a terminal, in one line that shows how far it is, else to the log "tritile.tune".
+    Progress is one line on a terminal, else records of the log "tritile.tune".
     """
 
     def __init__(
@@ -553,65 +557,65 @@ class _Tuning:
         rules: Rules,
     ) -> None:  # fmt: skip
         self.tuner, self.call, self.trials, self.rules = tuner, call, trials, rules
-        self.task = Task(KernelSubject(call.problem, call.device, call.source), space, dict(trials))
+        self.task = TuningTask(TunableKernel(call.problem, call.device, call.source), space, dict(trials))
         self.listed = call.configs.keys() if isinstance(space, Listed) else set[Config]()
         self.cause: TuningError | None = None  # the last config's error, where none works
         self.new, self.since = 0, time.monotonic()
         self.terminal = sys.stderr is not None and sys.stderr.isatty()
 
-    def keep(self, digest: str, trial: Trial) -> None:
+    def record(self, digest: str, trial: Trial) -> None:
         self.new += trial.config not in self.trials
         self.trials[trial.config] = trial
         store_of(self.call.device).add(digest, trial)
         if self.terminal:
-            of = f" of {len(self.listed)}" if self.listed else ""
-            sys.stderr.write(f"\r\x1b[Ktritile: tuning {self.call.problem.label}: {self.new}{of} configs")
+            total = f" of {len(self.listed)}" if self.listed else ""
+            sys.stderr.write(f"\r\x1b[Ktritile: tuning {self.call.problem.label}: {self.new}{total} configs")
             sys.stderr.flush()
 
-    def in_other_processes(self) -> bool:
-        """Measure there; return False, with a warning, where the call is to be measured here.
+    def in_workers(self) -> bool:
+        """Measure in worker processes; return False, with a warning, if the call has to be measured here.
 
-        That is where it cannot be sent, or every config that the compiler takes fails there: the kernel may
-        use memory whose address it holds as a number, which those processes lack. A config that hangs would
-        hang here.
+        That is so if it cannot be sent, or every config that compiles fails there: the kernel may use memory
+        by an address that is a number, which workers do not have. Not if one hangs, which would hang here.
         """
         try:
-            self.cause = tuned_elsewhere(self.call, self.task, self.rules, logged(self.keep))
+            self.cause = tune_in_workers(self.call, self.task, self.rules, logged(self.record))
             failures = [trial.failure for trial in self.trials.values() if trial.failure]
-            in_running = [text for text in failures if _failed_in_running(text)]
+            at_runtime = [text for text in failures if _failed_at_runtime(text)]
             hung = any(text.startswith("hung:") for text in failures)
-            if best_of(self.trials.values()) is not None or not in_running or hung:
+            if best_of(self.trials.values()) is not None or not at_runtime or hung:
                 return True
-            why = f"every config fails in another process: {in_running[0]}"
+            why = f"every config fails in another process: {at_runtime[0]}"
         except UnsupportedError as error:
             why = str(error)
         text = f"{self.call.problem.label} is measured in this process, which a config may crash: {why}"
         warnings.warn(text, IsolationWarning, stacklevel=callers_level())
         return False
 
-    def here(self) -> dict[triton.Config, list[float]]:
+    def in_process(self) -> dict[triton.Config, list[float]]:
         """Measure in this process, each config once; return the benchmark's own times in milliseconds."""
-        shop = _InThisProcess(self.tuner, self.call)
-        trials = {c: t for c, t in self.trials.items() if not (t.failure and _failed_in_running(t.failure))}
-        (tuned,) = tune([replace(self.task, trials=trials)], shop, self.rules, logged(self.keep))
+        runner = _InProcessRunner(self.tuner, self.call)
+        trials = {c: t for c, t in self.trials.items() if not (t.failure and _failed_at_runtime(t.failure))}
+        (tuned,) = tune([replace(self.task, trials=trials)], runner, self.rules, logged(self.record))
         self.cause = tuned.cause
         if tuned.best is not None:
             settings = self.call.config(tuned.best.config).all_kwargs()
-            shop.bench.pre_hook(self.call.named | settings, reset_only=True)
-        return shop.timings
+            runner.tuner.pre_hook(self.call.named | settings, reset_only=True)
+        return runner.timings
 
     def report(self) -> None:
         best, seconds = best_of(self.trials.values()), time.monotonic() - self.since
         self.tuner.bench_time = seconds
         if best is None:
             return
+        self.tuner.warn_of_retuning(self.call.device)
         won, label = self.call.config(best.config), self.call.problem.label
         text = f"tuned {label} in {seconds:.1f} s, {self.new} configs: {won}, {best.us:.1f} us"
         self._say(text, logging.INFO, config=str(best.config), us=best.us, seconds=seconds)
         if left := len(self.listed - self.trials.keys()):
             text = f"{label}: {left} configs were not measured within {self.rules.problem_s:g} s"
             self._say(f"{text} (TRITILE_TUNE_BUDGET): the next process goes on", logging.WARNING)
-        if triton.knobs.autotuning.print:  # in the words that programs look for
+        if triton.knobs.autotuning.print:  # as Triton words it, for programs that parse it
             print(
                 f"Triton autotuning for function {self.tuner.base_fn.__name__},\n"
                 f"with key as {self.tuner.key_of(self.call.args, self.call.kwargs)[0]},\n"
@@ -625,14 +629,14 @@ class _Tuning:
             log("tune", level, text, problem=self.call.problem.label, **facts)
 
 
-def _failed_in_running(failure: str) -> bool:
-    """True for a failure that copies of the call's memory may be the cause of; False for the compiler's."""
-    return not is_settled(failure) or OUTSIDE in failure or WRONG in failure
+def _failed_at_runtime(failure: str) -> bool:
+    """True for a failure that may come from running on copies of memory; False for the compiler's."""
+    return not is_final_failure(failure) or OUTSIDE in failure or WRONG in failure
 
 
 def rules_of(space: Space | None) -> Rules:
     """Return the rules of a search; every config of a list is measured."""
-    rules = Rules(problem_s=tune_budget_s(Rules.problem_s), most=_MOST)
+    rules = Rules(problem_s=tune_budget_s(Rules.problem_s), most=_MAX_CONFIGS)
     return whole(rules) if space is None else rules
 
 
@@ -640,7 +644,7 @@ def notify(
     tuner: "Autotuner", call: KernelCall, best: triton.Config,
     timings: Mapping[triton.Config, Sequence[float]], seconds: float | None = None,
 ) -> None:  # fmt: skip
-    """Call the listener to autotuning, as Triton does: where there was a choice, once for each new key.
+    """Call Triton's listener to autotuning as Triton does: if there was a choice, once for each new key.
 
     `timings` are in milliseconds; `seconds` is how long measuring took, None where nothing was measured.
     """
@@ -656,17 +660,16 @@ def notify(
 def measured(
     tuner: "Autotuner", call: KernelCall, rules: Rules | None = None, force: bool = False
 ) -> triton.Config:
-    """Return the fastest config of one call, of those that its pruning offers.
+    """Return the fastest config of one call, among those that its pruning leaves.
 
-    Only configs without a trial in the store are measured, unless `force`. What failed for want of memory,
-    hung or was lost is tried again, and all of it where nothing works. A search goes by `rules`, by default
-    those of `rules_of`. Raises TuningError, naming the reasons, where no config works; its cause
-    is the last config's error.
+    Only configs without a trial in the store are measured, unless `force`. Trials that ran out of memory,
+    hung or lost the GPU are repeated, and all of them if no config works. `rules` default to `rules_of`.
+    Raises TuningError, with the reasons, if no config works; its cause is the last config's error.
     """
     rules = replace(rules or rules_of(tuner.space), by_trials=call.reference is None)
     space = tuner.space or Listed(call.configs)
     stored = [] if force else store_of(call.device).trials(call.source, call.problem)
-    trials = {t.config: t for t in stored if t.settled and t.config in space}
+    trials = {t.config: t for t in stored if t.is_final and t.config in space}
     if best_of(trials.values()) is None:
         trials = {}
     exact: dict[triton.Config, list[float]] = {}
@@ -675,8 +678,8 @@ def measured(
     is_unchecked = call.reference is not None and not any(trial.right for trial in trials.values())
     if is_unchecked or has_more(space, trials, rules):
         tuning = _Tuning(tuner, call, space, trials, rules)
-        if not (tuner.isolate and call.device != HOST and tuning.in_other_processes()):
-            exact = tuning.here()
+        if not (tuner.isolate and call.device != HOST and tuning.in_workers()):
+            exact = tuning.in_process()
         tuning.report()
         cause = tuning.cause
         seconds = time.monotonic() - tuning.since

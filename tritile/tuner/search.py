@@ -125,26 +125,28 @@ class Space:
 
     def opening(self, count: int) -> list[Config]:
         """Return the middle of the space, then points of a Sobol sequence, which spread over all of it."""
-        found: dict[Config, None] = {}
+        configs: dict[Config, None] = {}
         points = torch.quasirandom.SobolEngine(len(self.parameters)).draw(_DRAWS * count + 1)[1:].tolist()
         for point in points:
             shares = zip(self.parameters.items(), point, strict=True)
-            values = {name: own[int(share * len(own))] for (name, own), share in shares}
+            values = {name: choices[int(share * len(choices))] for (name, choices), share in shares}
             if self._meets(values):
-                found[from_parameters(values)] = None
-            if len(found) == count:
-                return list(found)
-        found |= dict.fromkeys(itertools.islice(self.configs(), count))  # few combinations meet the condition
-        return list(found)[:count]
+                configs[from_parameters(values)] = None
+            if len(configs) == count:
+                return list(configs)
+        configs |= dict.fromkeys(
+            itertools.islice(self.configs(), count)
+        )  # few combinations meet the condition
+        return list(configs)[:count]
 
     def neighbours(self, config: Config) -> list[Config]:
         """Return the configs with one parameter at another value: a next number, any other word or flag."""
         values = parameters(config)
         steps = [
             values | {name: value}
-            for name, own in self.parameters.items()
+            for name, choices in self.parameters.items()
             if name in values
-            for value in _next_to(own, values[name])
+            for value in _next_to(choices, values[name])
         ]
         return [from_parameters(step) for step in steps if self._meets(step)]
 
@@ -153,7 +155,7 @@ class Space:
             return False
         values = {name: value for name, value in parameters(config).items() if name in self.parameters}
         whole = len(values) == len(self.parameters) and from_parameters(values) == config
-        known = {n: [(type(own), own) for own in self.parameters[n]] for n in values}
+        known = {n: [(type(v), v) for v in self.parameters[n]] for n in values}
         return whole and all((type(v), v) in known[n] for n, v in values.items()) and self._meets(values)
 
     def _combinations(self) -> Iterator[dict[str, Any]]:
@@ -178,16 +180,16 @@ class Space:
 def _checked(name: Any, values: Any) -> tuple[Any, ...]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise InvalidValueError(f"values of {name!r}: {values!r} is not a list of values")
-    own = tuple(values)
-    if not own:
+    checked = tuple(values)
+    if not checked:
         raise InvalidValueError(f"parameter {name!r} has no values: expected one or more")
-    for value in own:
+    for value in checked:
         if name == "family":
             raise InvalidValueError("parameter 'family' is a name of tritile's own: expected another")
         from_parameters({name: value})  # raises for a name or a value that no config takes
-    if len(set(own)) < len(own):
-        raise InvalidValueError(f"parameter {name!r} has a value twice: {own!r}")
-    return own
+    if len(set(checked)) < len(checked):
+        raise InvalidValueError(f"parameter {name!r} has a value twice: {checked!r}")
+    return checked
 
 
 def fastest_first(tried: Tried) -> list[Config]:
@@ -214,12 +216,12 @@ def exhaustive(space: SearchSpace | Listed, tried: Tried, count: int) -> list[Co
 def leaders(tried: Tried) -> list[Config]:
     """Return the fastest few, and the fastest of each other family that is not far behind them."""
     ranked = fastest_first(tried)
-    found = ranked[:LEADERS]
+    leading = ranked[:LEADERS]
     for config in ranked[LEADERS:]:
         near = tried[config] < NEAR * tried[ranked[0]]
-        if near and all(config.family != leader.family for leader in found):
-            found.append(config)
-    return found
+        if near and all(config.family != leader.family for leader in leading):
+            leading.append(config)
+    return leading
 
 
 def crosses(ranked: Sequence[Config]) -> Iterator[Config]:

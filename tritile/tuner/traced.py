@@ -19,9 +19,9 @@ import triton
 from torch.compiler import is_dynamo_compiling
 
 from tritile.core import device as devices
-from tritile.core.of_torch import constant_in_graphs, is_fake
-from tritile.core.of_triton import Heuristics
 from tritile.core.settings import requested_mode
+from tritile.core.torch_private import constant_in_graphs, is_fake
+from tritile.core.triton_private import Heuristics
 from tritile.core.versions import parsed, warn_untested
 from tritile.errors import DeviceError, NotTunedError, UntunedWarning, callers_level
 from tritile.tuner.arguments import constants_of, identified
@@ -31,7 +31,7 @@ from tritile.tuner.store.trials import store_of
 if TYPE_CHECKING:
     from tritile.tuner.autotuner import Autotuner
 
-_MOST_NEAR: Final = 256  # problems of sizes that may change, whose configs are left to torch
+_MAX_NEAR: Final = 256  # problems of sizes that may change, whose configs are left to torch
 Pruning = Callable[..., Sequence[triton.Config]]
 Tensors = tuple[tuple[str, torch.dtype, torch.device], ...]
 
@@ -49,7 +49,7 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
     The tracer follows all of its code but `remembered`, which it runs. `early` and `perf_model` are the
     kernel's own. They choose where nothing is remembered; `early` also answers every other caller.
     """
-    names, keys, of = tuple(tuner.arg_names), tuple(tuner.keys), weakref.ref(tuner)
+    names, keys, tuner_ref = tuple(tuner.arg_names), tuple(tuner.keys), weakref.ref(tuner)
     # torch drops both lists as it prunes, and would time several configs on tensors that nothing restores.
     most = 1 if tuner.reset_to_zero or tuner.restore_value else None
 
@@ -57,7 +57,7 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
         tensors: Tensors, values: tuple[tuple[str, Any], ...], unknown: tuple[str, ...],
         absent: tuple[str, ...],
     ) -> tuple[int, ...] | None:  # fmt: skip
-        tuner = of()
+        tuner = tuner_ref()
         return None if tuner is None else indices_of(tuner, tensors, dict(values), unknown, absent)
 
     constant_in_graphs(remembered)
@@ -101,9 +101,9 @@ def show(tuner: "Autotuner") -> None:
         gpus = {devices.gpu(index) for index in range(torch.cuda.device_count())}
         for device in gpus or {devices.HOST}:
             for problem in filter(None, map(kernel_problem, store_of(device).problems(tuner.digest))):
-                found = tuner.remembered(problem, device, {})
-                if found is not None and found.config not in tuner._configs:
-                    tuner._configs.append(found.config)
+                plan = tuner.remembered(problem, device, {})
+                if plan is not None and plan.config not in tuner._configs:
+                    tuner._configs.append(plan.config)
 
 
 def _warn_left_to_torch(tuner: "Autotuner", why: str) -> None:
@@ -141,17 +141,17 @@ def indices_of(
     of_dtypes = {name: SimpleNamespace(dtype=dtype) for name, dtype, _ in tensors}
     problem, configs = tuner.problem((), {**of_dtypes, **values}), identified(tuner._configs)
     exact = None if unknown else tuner.remembered(problem, device, configs)
-    found = [] if exact is None else [exact.config]
+    chosen = [] if exact is None else [exact.config]
     if exact is None and mode == "strict" and tuner.measurable(device):
         raise NotTunedError(f"mode is strict and nothing measured is remembered for {problem.label}")
     if unknown or (exact is None and mode != "tune"):
-        near = list(tuner.nearest(problem, device, configs, unknown, _MOST_NEAR if unknown else 1))
-        found = [config for doublings, config in near if doublings == near[0][0]]
-    if not found and mode == "tune" and not (tuner.space or tuner.reset_to_zero or tuner.restore_value):
+        near = list(tuner.nearest(problem, device, configs, unknown, _MAX_NEAR if unknown else 1))
+        chosen = [config for doublings, config in near if doublings == near[0][0]]
+    if not chosen and mode == "tune" and not (tuner.space or tuner.reset_to_zero or tuner.restore_value):
         return None
-    if not found and tuner.perf_model is None and tuner.measurable(device):
+    if not chosen and tuner.perf_model is None and tuner.measurable(device):
         tuner.warn_untuned(problem, device, ", outside of torch.compile")
-    is_alike = operator.eq if tuner.space is not None else operator.is_
+    is_same = operator.eq if tuner.space is not None else operator.is_
     return tuple(
-        i for i, config in enumerate(tuner._configs) if any(is_alike(config, each) for each in found)
+        i for i, config in enumerate(tuner._configs) if any(is_same(config, other) for other in chosen)
     )

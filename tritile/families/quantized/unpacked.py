@@ -7,7 +7,7 @@ from tritile.core.config import ATEN
 from tritile.core.problem import QuantizedProblem, unpacked_row, words_shape
 from tritile.families.quantized.family import WEIGHT, unpacking
 from tritile.families.work import early
-from tritile.runtime.compiles import as_mode_asks, asking
+from tritile.runtime.compiles import log_compiles_as, refuse_if_strict
 from tritile.runtime.launch import Launch, bound
 
 
@@ -44,5 +44,5 @@ class Unpack:
         work = unpacking(problem, early(devices.gpu(index)))._replace(scratch={})
         what = f"what unpacks a weight ({n}, {k}) of {bits} bits"
         advice = "run `tritile compile` or `tritile.warm` for a call, or call it once in another mode"
-        with asking(problem.label, ATEN), as_mode_asks(what, advice):
+        with log_compiles_as(problem.label, ATEN), refuse_if_strict(what, advice):
             return bound(work, dict(zip((*names, WEIGHT), tensors, strict=True)), index, f"{what} cannot run")

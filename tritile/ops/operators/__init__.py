@@ -31,12 +31,12 @@ def _record_product(op: str, *values: Any) -> torch.Tensor:
 
 
 def _record_gated(
-    input: Any, gate: Any, up: Any, activation: Any, bias_gate: Any, bias_up: Any, *how: Any
+    input: Any, gate: Any, up: Any, activation: Any, bias_gate: Any, bias_up: Any, *options: Any
 ) -> torch.Tensor:
     """Compute both products, whose values the derivative needs."""
-    request_of("gated_linear", input, gate, up, activation, bias_gate, bias_up, *how).checked(None)
-    of_gate = call_overload("linear", input, gate, bias_gate, None, None, *how)
-    of_up = call_overload("linear", input, up, bias_up, None, None, *how)
+    request_of("gated_linear", input, gate, up, activation, bias_gate, bias_up, *options).checked(None)
+    of_gate = call_overload("linear", input, gate, bias_gate, None, None, *options)
+    of_up = call_overload("linear", input, up, bias_up, None, None, *options)
     return activated(of_gate, activation or "") * of_up
 
 

@@ -46,13 +46,13 @@ def _finished(sums: torch.Tensor, bias: Any, activation: Any, residual: Any) -> 
     return y if residual is None else (y + residual).to(sums.dtype)
 
 
-def batched_matmul(in_dims: Dims, a: torch.Tensor, b: torch.Tensor, *how: Any) -> Batched:
+def batched_matmul(in_dims: Dims, a: torch.Tensor, b: torch.Tensor, *options: Any) -> Batched:
     """Batch `tritile::matmul`: one product where one operand serves the whole batch."""
     of_a, of_b, *_ = in_dims
     if of_b is None and b.ndim <= 2:
-        return call_overload("matmul", a.movedim(of_a, 0), b, *how), 0
+        return call_overload("matmul", a.movedim(of_a, 0), b, *options), 0
     if of_a is None and b.ndim == 2:  # the batch of vectors is a matrix
-        out = call_overload("matmul", a, b.movedim(of_b, -1), *how)
+        out = call_overload("matmul", a, b.movedim(of_b, -1), *options)
         return out, out.ndim - 1
     factors, vectors, rank = [], [], 2
     for tensor, dim, at in ((a, of_a, -2), (b, of_b, -1)):
@@ -61,28 +61,34 @@ def batched_matmul(in_dims: Dims, a: torch.Tensor, b: torch.Tensor, *how: Any) -
         factors.append((front.unsqueeze(at) if own == 1 else front, None if dim is None else 0))
         vectors += [at] if own == 1 else []
         rank = max(rank, own)
-    out = call_overload("matmul", *(_first(*factor, rank) for factor in factors), *how)
+    out = call_overload("matmul", *(_first(*factor, rank) for factor in factors), *options)
     for at in vectors:
         out = out.squeeze(at)
     return out, 0
 
 
 def batched_linear(
-    in_dims: Dims, x: torch.Tensor, weight: torch.Tensor, bias: Any, activation: Any, residual: Any, *how: Any
+    in_dims: Dims,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Any,
+    activation: Any,
+    residual: Any,
+    *options: Any,
 ) -> Batched:
     """Batch `tritile::linear`. With a batch of weights, torch finishes a batch of products."""
     of_x, of_weight, of_bias, _, of_residual, *_ = in_dims
     rank = x.ndim - (of_x is not None) - (weight.ndim - (of_weight is not None) == 1)
     bias, residual = _first(bias, of_bias, rank), _first(residual, of_residual, rank)
     if of_weight is None and of_x is not None:
-        return call_overload("linear", x.movedim(of_x, 0), weight, bias, activation, residual, *how), 0
+        return call_overload("linear", x.movedim(of_x, 0), weight, bias, activation, residual, *options), 0
     if of_weight is not None:
         matrices = weight.movedim(of_weight, 0)
         matrices = matrices.mT if matrices.ndim == 3 else matrices
-        out, dim = batched_matmul((of_x, 0), x, matrices, *how)
+        out, dim = batched_matmul((of_x, 0), x, matrices, *options)
         out = out.movedim(dim, 0)
     else:  # only bias or residual has a batch
-        out = call_overload("matmul", x, weight.t(), *how).unsqueeze(0)
+        out = call_overload("matmul", x, weight.t(), *options).unsqueeze(0)
     return _finished(out, bias, activation, residual), 0
 
 
@@ -103,19 +109,19 @@ def batched_baddbmm(in_dims: Dims, input: Any, a: torch.Tensor, b: torch.Tensor,
 
 def batched_gated(
     in_dims: Dims, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: Any, bias_gate: Any,
-    bias_up: Any, *how: Any,
+    bias_up: Any, *options: Any,
 ) -> Batched:  # fmt: skip
     """Batch `tritile::gated_linear`. With a batch of weights, torch joins two products."""
     of_x, of_gate, of_up, _, of_bias_gate, of_bias_up, *_ = in_dims
     if of_x is not None and of_gate is None and of_up is None:
         biases = _first(bias_gate, of_bias_gate, x.ndim - 1), _first(bias_up, of_bias_up, x.ndim - 1)
-        return call_overload("gated_linear", x.movedim(of_x, 0), gate, up, activation, *biases, *how), 0
+        return call_overload("gated_linear", x.movedim(of_x, 0), gate, up, activation, *biases, *options), 0
 
     def part(weight: torch.Tensor, dim: int | None, bias: Any, of_bias: int | None, act: Any) -> torch.Tensor:
         dims = (of_x, dim, of_bias, None, None)
         if any(d is not None for d in dims):
-            return batched_linear(dims, x, weight, bias, act, None, *how)[0]
-        return call_overload("linear", x, weight, bias, act, None, *how)
+            return batched_linear(dims, x, weight, bias, act, None, *options)[0]
+        return call_overload("linear", x, weight, bias, act, None, *options)
 
     of_gate_part = part(gate, of_gate, bias_gate, of_bias_gate, activation)
     return of_gate_part * part(up, of_up, bias_up, of_bias_up, None), 0

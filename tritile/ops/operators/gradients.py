@@ -99,9 +99,9 @@ class Product(Formula):
         terms: list[torch.Tensor | None] = []
         for x, y in ((of[ctx.a], b), (a, of[ctx.b])):
             if x is not None and y is not None:
-                how = (output.dtype, ctx.precision)
+                options = (output.dtype, ctx.precision)
                 values = ("linear", x, y, None, None, None) if ctx.is_transposed else ("matmul", x, y)
-                terms.append(_weighted(call_overload(*values, *how), ctx.alpha))
+                terms.append(_weighted(call_overload(*values, *options), ctx.alpha))
         terms += [None if of[each] is None else _weighted(of[each], ctx.beta) for each in ctx.added]
         return _sum(terms, output)
 
@@ -129,17 +129,17 @@ class Grouped(Formula):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (g,), (a, b, offs) = grads, ctx.saved_tensors
-        how = (offs, None, None, None, ctx.precision)
-        grad_a = None if b is None else call_overload("grouped_matmul", g.to(b.dtype), b.mT, *how)
-        grad_b = None if a is None else call_overload("grouped_matmul", a.mT, g.to(a.dtype), *how)
+        options = (offs, None, None, None, ctx.precision)
+        grad_a = None if b is None else call_overload("grouped_matmul", g.to(b.dtype), b.mT, *options)
+        grad_b = None if a is None else call_overload("grouped_matmul", a.mT, g.to(a.dtype), *options)
         return None, grad_a, grad_b, *[None] * 5
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
         (a, b, offs, output), (_, of_a, of_b, *_) = ctx.saved_tensors, tangents
-        how = (offs, None, None, output.dtype, ctx.precision)
+        options = (offs, None, None, output.dtype, ctx.precision)
         pairs = [(x, y) for x, y in ((of_a, b), (a, of_b)) if x is not None and y is not None]
-        return _sum([call_overload("grouped_matmul", x, y, *how) for x, y in pairs], output)
+        return _sum([call_overload("grouped_matmul", x, y, *options) for x, y in pairs], output)
 
 
 class Quantized(Formula):

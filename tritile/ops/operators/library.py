@@ -15,7 +15,8 @@ from typing import Any, Final
 import torch
 from torch.autograd import forward_ad
 
-from tritile.core.of_torch import (
+from tritile.core.settings import rules, under
+from tritile.core.torch_private import (
     KEYS_BELOW_AUTOGRAD,
     DispatchKey,
     DispatchKeySet,
@@ -33,7 +34,6 @@ from tritile.core.of_torch import (
     unwrap_batched,
     without_keys,
 )
-from tritile.core.settings import rules, under
 from tritile.ops.checks import check_constant
 from tritile.ops.dispatch import NAMES, SCHEMAS, call_overload, parted, register_shardings
 from tritile.ops.permute import options_of

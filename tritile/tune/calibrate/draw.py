@@ -116,17 +116,17 @@ def _permuted(name: str, sizes: tuple[int, ...]) -> Draw:
 
 
 DRAWS: Final[dict[str, Draw]] = {
-    "halves-nn": lambda dice, number: _product(dice, number, "bfloat16", "NN", _even(dice, 8), 1.0),
-    "halves-nt": lambda dice, number: _product(dice, number, "bfloat16", "NT", _even(dice, 8), 1.0),
-    "halves-odd": _odd,
-    "parts": lambda dice, number: _product(
+    "bf16_nn": lambda dice, number: _product(dice, number, "bfloat16", "NN", _even(dice, 8), 1.0),
+    "bf16_nt": lambda dice, number: _product(dice, number, "bfloat16", "NT", _even(dice, 8), 1.0),
+    "unaligned_16bit": _odd,
+    "fp16x3": lambda dice, number: _product(
         dice, number, "float32", _LAYOUTS[number % 2], _even(dice, 4), 3.0, precision="fp16x3"
     ),
     "fp8": lambda dice, number: _product(dice, number, "float8_e4m3fn", "NT", _even(dice, 16), 0.5),
     "int8": lambda dice, number: _product(dice, number, "int8", "NT", _even(dice, 16), 0.5),
-    "weights": _weight,
-    **{f"permute-{size}": _permuted(f"permute-{size}", tuple(OF_ITEMSIZE)) for size in OF_ITEMSIZE},
-    "kept": _permuted("kept", tuple(OF_ITEMSIZE)),
+    "int4": _weight,
+    **{f"permute_{size}": _permuted(f"permute_{size}", tuple(OF_ITEMSIZE)) for size in OF_ITEMSIZE},
+    "inner_dim_kept": _permuted("inner_dim_kept", tuple(OF_ITEMSIZE)),
 }
 
 

@@ -24,10 +24,10 @@ from tritile.planning.portfolio import Loss, Portfolio, factors, inputs_of
 from tritile.planning.table import Table
 from tritile.tune.calibrate import fit
 from tritile.tune.calibrate.sweep import Row, banded, kind_of
-from tritile.tuner.measure.workers import Workers
+from tritile.tuner.measure.workers import WorkerPool
 
 CONFIGS: Final = 48  # of a portfolio: with 96 of them picks at sizes left out are 0.1% faster
-_SPLIT_ONLY: Final = ("halves-nn", "halves-nt")
+_SPLIT_ONLY: Final = ("bf16_nn", "bf16_nt")
 _HOPPER: Final = 90
 _NEAR: Final = 1.2  # times the least predicted time, up to which a config is a candidate
 _TIMED: Final = 30  # the fewest sizes with a time of torch's to which its times are fitted
@@ -76,7 +76,7 @@ def candidates(
         plain = not getattr(entry.problem, "epilogue", "")
         if plain and isinstance(entry.problem, Tiled) and class_of(entry.problem) == name:
             own[banded(entry.config)] = None
-    with Workers() as pool:
+    with WorkerPool() as pool:
         futures = [pool.submit(likely, problem, device) for problem in problems]
         rows = [Row(problem, each.result()) for problem, each in zip(problems, futures, strict=True)]
     common = [config for config, _ in Counter(config for row in rows for config in row.times).most_common()]

@@ -25,7 +25,7 @@ from tritile.tune.subject import torch_calls
 from tritile.tune.subject.answers import torch_fp32
 from tritile.tune.subject.operands import copies_of, run_of
 from tritile.tuner.measure.timing import Graph, in_turns
-from tritile.tuner.measure.workers import Workers
+from tritile.tuner.measure.workers import WorkerPool
 
 _WITHIN: Final = 2.0  # times the least predicted time, up to which a config is timed
 _LEARNT: Final = 0.1  # weight of a new size in the mean error of a kind's predictions
@@ -98,7 +98,7 @@ def compile_at(config: Config, problems: Sequence[Tiled], device: Device) -> Non
 def compile_all(sizes: dict[Config, list[Tiled]], device: Device, log: Log) -> set[Config]:
     """Compile configs at sizes in parallel; return the configs that were refused."""
     refused, longest_first = set(), sorted(sizes.items(), key=lambda item: -len(item[1]))
-    with Workers() as pool:
+    with WorkerPool() as pool:
         futures = {pool.submit(compile_at, config, at, device): config for config, at in longest_first}
         for future in as_completed(futures):
             if error := future.exception():

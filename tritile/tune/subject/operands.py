@@ -88,7 +88,7 @@ def poison(call: Call) -> None:
     outputs.poison(call.out.tensor, torch.zeros(()))
 
 
-def guarded(problem: Tiled) -> tuple[Call, shipping.Memory]:
+def guarded(problem: Tiled) -> tuple[Call, shipping.GuardedMemory]:
     """Return a call on random operands, and its memory: each buffer lies between guards."""
     tensors = _filled(problem, random_elements).tensors
     copies, memory = shipping.guarded(tensors, device=tensors[0].device.type)

@@ -1,4 +1,4 @@
-"""One of tritile's own problems as a subject of tuning, and the space of its configs."""
+"""One of tritile's own problems as a `Tunable`, and the space of its configs."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -22,8 +22,8 @@ from tritile.runtime.ahead import check_fits
 from tritile.runtime.native import loaded
 from tritile.tune.subject import answers, torch_calls
 from tritile.tune.subject.operands import copies_of, guarded, ragged, run_of
-from tritile.tuner.measure.bench import Stage, Taken
-from tritile.tuner.measure.engine import Task
+from tritile.tuner.measure.benchmark import Harness, Resources
+from tritile.tuner.measure.engine import TuningTask
 from tritile.tuner.measure.outputs import OUTSIDE
 from tritile.tuner.measure.timing import Eager, Run, copies_wanted, graph_of
 from tritile.tuner.search import Listed, from_parameters, parameters
@@ -102,7 +102,7 @@ class ProblemSpace:
 
 
 @dataclass(frozen=True)
-class ProblemSubject:
+class TunableProblem:
     """A problem on random operands, to be tuned."""
 
     problem: Tiled
@@ -128,25 +128,25 @@ class ProblemSubject:
     def copies(self) -> int:
         return copies_wanted(self.problem.bytes, self.device.l2_bytes)
 
-    def stage(self, copies: int) -> Stage:
-        return _Stage(self.problem, self.device, copies)
+    def harness(self, copies: int) -> Harness:
+        return _Harness(self.problem, self.device, copies)
 
 
-class _Stage:
+class _Harness:
     def __init__(self, problem: Tiled, device: Device, copies: int) -> None:
         self._problem, self._device = problem, device
         self.calls: list[Call] = copies_of(problem, device, copies)
         one = torch.ones(16, 16, dtype=torch.float64, device="cuda")
         (one @ one).sum().item()  # loads torch's kernels of checks ahead of the first check
 
-    def prepared(self, config: Config) -> tuple[Run, Taken]:
+    def prepared(self, config: Config) -> tuple[Run, Resources]:
         if config == aten.CONFIG:
-            return self._by_torch, Taken()
+            return self._by_torch, Resources()
         prepared = launching.prepare(self.calls[0], config)
         kernel = prepared.kernel
         found = loaded(kernel, self._device.shared_memory)
-        taken = Taken(found.registers, found.spills, kernel.metadata.shared)
-        return run_of(prepared), taken
+        resources = Resources(found.registers, found.spills, kernel.metadata.shared)
+        return run_of(prepared), resources
 
     def _by_torch(self, call: Call) -> None:
         run = torch_calls.run_of(self._problem)
@@ -165,14 +165,14 @@ class _Stage:
             call, memory = guarded(sibling)
             try:
                 answers.check(run_of(launching.prepare(call, config)), call)
-                if not memory.whole():
+                if not memory.is_intact():
                     raise TuningError(f"wrote {OUTSIDE}")
             except TuningError as wrong:
                 raise TuningError(f"at {sibling.label}: {wrong}") from wrong
         return error
 
 
-def task_of(problem: Tiled, device: Device, force: bool = False, among: Sequence[Config] = ()) -> Task:
+def task_of(problem: Tiled, device: Device, force: bool = False, among: Sequence[Config] = ()) -> TuningTask:
     """Return the task of a problem with its stored trials, unless `force`.
 
     Its space are the configs `among`, else all, the likely ones first.
@@ -183,8 +183,8 @@ def task_of(problem: Tiled, device: Device, force: bool = False, among: Sequence
     best = best_of(trial for trial in earlier if trial.right)
     space = Listed(among) if among else ProblemSpace(problem, device, seeds)
     incumbent = best.config if best is not None else tabled.config if tabled is not None else None
-    known = {trial.config: trial for trial in earlier if trial.settled and trial.config in space}
-    return Task(ProblemSubject(problem, device), space, known, incumbent)
+    known = {trial.config: trial for trial in earlier if trial.is_final and trial.config in space}
+    return TuningTask(TunableProblem(problem, device), space, known, incumbent)
 
 
 def is_tuned(problem: Tiled, device: Device) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from tritile.core import of_torch
+from tritile.core import torch_private
 from tritile.core.call import GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 from tritile.core.epilogue import Epilogue, apply_epilogue_in_dtype
 from tritile.core.problem import FP8_DTYPES, MatmulProblem, QuantizedProblem, Tiled
@@ -50,12 +50,12 @@ def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
     That of fp8 takes scales and a bias behind them, too.
     """
     if call.dtype == "int8":
-        return of_torch.int_mm
+        return torch_private.int_mm
     if call.dtype not in FP8_DTYPES:
         return torch.matmul
     one = torch_kernels.one(call.a.tensor.device)
     how = {"out_dtype": getattr(torch, call.out_dtype), "use_fast_accum": call.precision == "fast"}
-    return lambda a, b, scale_a=one, scale_b=one, *bias, **out: of_torch.scaled_mm(
+    return lambda a, b, scale_a=one, scale_b=one, *bias, **out: torch_private.scaled_mm(
         a, b, scale_a, scale_b, *bias, **how, **out
     )
 

@@ -9,7 +9,7 @@ from tritile.errors import TuningError
 
 WRONG: Final = "wrong answer"  # begins the reason of a config whose result differs
 OUTSIDE: Final = "outside the memory of its arguments"  # behind "wrote" or "read"
-# A NaN that arithmetic gives of itself alone, by bytes of an element, and the integers of as many bytes.
+# A NaN that arithmetic never produces, by element size in bytes, and the integer type of that size.
 _NAN: Final = {
     2: (0x7FD5, torch.int16), 4: (0x7FD5A5A5, torch.int32), 8: (0x7FFD5A5A5A5A5A5A, torch.int64)
 }  # fmt: skip
@@ -17,13 +17,16 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the address of the first element, and that behind the last."""
+    """Return the address of the first element, and the address just past the last."""
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
     steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.itemsize * bool(tensor.numel())
+    return start, start + (steps + 1) * tensor.itemsize
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True if the memory from the first to the last element of `a` meets that of `b`."""
+    """True if the memory between the first and last elements of `a` and of `b` overlaps."""
     (a_first, a_end), (b_first, b_end) = span(a), span(b)
     return a_first < b_end and b_first < a_end
 
@@ -34,7 +37,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def poison(out: torch.Tensor, right: torch.Tensor) -> None:
-    """Fill an output with values that are wrong everywhere, so that elements left unwritten show."""
+    """Fill an output with values that are wrong everywhere, to expose elements that are not written."""
     if not out.is_floating_point():
         _bits(out).copy_(~_bits(right.to(out.dtype)))
     elif out.itemsize in _NAN:
@@ -52,13 +55,13 @@ def unwritten(out: torch.Tensor) -> list[int] | None:
     if out.itemsize not in _NAN:
         return None
     bits, integers = _NAN[out.itemsize]
-    found = out.view(integers) == bits
-    return _place(found) if bool(found.any()) else None
+    is_left = out.view(integers) == bits
+    return _place(is_left) if bool(is_left.any()) else None
 
 
-def _place(found: torch.Tensor) -> list[int]:
+def _place(mask: torch.Tensor) -> list[int]:
     """Return the indices of the first element that is true."""
-    return _indices(found.flatten().int().argmax(), found.shape)
+    return _indices(mask.flatten().int().argmax(), mask.shape)
 
 
 def _indices(flat: torch.Tensor, shape: torch.Size) -> list[int]:
@@ -67,7 +70,7 @@ def _indices(flat: torch.Tensor, shape: torch.Size) -> list[int]:
 
 def unlike(tensor: torch.Tensor, before: torch.Tensor) -> bool:
     """True if a bit differs."""
-    now, then = (each.contiguous().reshape(-1).view(torch.uint8) for each in (tensor, before))
+    now, then = (x.contiguous().reshape(-1).view(torch.uint8) for x in (tensor, before))
     return not torch.equal(now, then)
 
 
@@ -105,14 +108,15 @@ def error_of(name: str, got: torch.Tensor, right: torch.Tensor, tolerance: float
             short, expected = map(str, values)
         first = f"{name}{at or ''} is {short}, and {expected} is right"
         count = int(wrong.sum())
-        more = f"; {count} of {wrong.numel()} elements {'is' if count == 1 else 'are'} wrong" * bool(at)
+        verb = "is" if count == 1 else "are"
+        more = f"; {count} of {wrong.numel()} elements {verb} wrong" if at else ""
         if not got.dtype.is_floating_point:
             raise TuningError(f"{WRONG}: {first}{more}")
-        own = float(errors[tuple(at)])
-        if own < error:
+        here = float(errors[tuple(at)])
+        if here < error:
             more = f"; the largest is {error:.3g} at {name}{_indices(errors.argmax(), errors.shape)}{more}"
-        limit = f"above {'the default ' * (tolerance is None)}tolerance={allowed:.3g}"
-        raise TuningError(f"{WRONG}: {first}: relative error {own:.3g}, {limit}{more}")
+        limit = f"above {'the default ' if tolerance is None else ''}tolerance={allowed:.3g}"
+        raise TuningError(f"{WRONG}: {first}: relative error {here:.3g}, {limit}{more}")
     return error
 
 
@@ -162,8 +166,8 @@ def _typical(table: torch.Tensor, least: float) -> torch.Tensor:
         return squares
     size = [torch.ones_like(squares[:, :1]), squares.mean().expand(1, squares.shape[1])]
     for _ in range(2):
-        for own, other in ((0, 1), (1, 0)):
+        for dim, other in ((0, 1), (1, 0)):
             if table.shape[other] >= 8:
-                found = (squares / size[other]).mean(other, keepdim=True)
-                size[own] = found.clamp_min(least**2 * found.mean())
+                mean = (squares / size[other]).mean(other, keepdim=True)
+                size[dim] = mean.clamp_min(least**2 * mean.mean())
     return (size[0] * size[1]).sqrt()

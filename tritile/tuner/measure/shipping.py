@@ -1,8 +1,8 @@
 """Send a launch to another process: the kernel, its arguments, and the memory they point to.
 
-Kernels go whole, with what Triton reads of their modules. So do, by cloudpickle, functions that cannot be
-imported there by name, as those of a script. Memory goes through a file, so that a process that replaces
-another finds it too.
+Kernels are sent whole, with what Triton reads of their modules; so are, by cloudpickle, functions that cannot
+be imported there by name, such as those of a script. Memory goes through a file, where a process that
+replaces another finds it too.
 """
 
 import ast
@@ -21,11 +21,11 @@ import numpy as np
 import torch
 import triton.language as tl
 
-from tritile.core.of_triton import JITCallable, JITFunction, naming_of
 from tritile.core.source import is_of_library
+from tritile.core.triton_private import JITCallable, JITFunction, naming_of
 from tritile.errors import UnsupportedError, brief
 
-GUARD: Final = 4096  # bytes ahead of and behind each block, which no kernel may write
+GUARD: Final = 4096  # bytes before and after each block, which no kernel may write
 # In host memory, where a kernel that the interpreter runs past them may end the process.
 HOST_GUARD: Final = 1 << 20
 _ALIGNMENT: Final = 512  # bytes, as torch's allocator aligns
@@ -161,10 +161,10 @@ def _part(value: Any, paths: set[_Path]) -> Any:
     if not isinstance(value, ModuleType) or is_of_library(value) or () in paths:
         return value
     absent = object()
-    found = {name: getattr(value, name, absent) for name in sorted({path[0] for path in paths})}
+    values = {name: getattr(value, name, absent) for name in sorted({path[0] for path in paths})}
     return _Part(
         value.__name__,
-        {name: _part(each, _behind(name, paths)) for name, each in found.items() if each is not absent},
+        {name: _part(item, _behind(name, paths)) for name, item in values.items() if item is not absent},
     )
 
 
@@ -232,12 +232,12 @@ def pack(value: Any, folder: Path, most_bytes: int, host_too: bool = False) -> S
     Raises UnsupportedError, with the reason, for a value that cannot be sent, or points to more than
     `most_bytes`.
     """
-    shipment, found = _pickled(value, host_too)
+    shipment, storages = _pickled(value, host_too)
     if shipment.bytes > most_bytes:
         raise UnsupportedError(f"its tensors take more than {most_bytes} bytes of memory")
     file = folder / "memory.pt"
     try:
-        torch.save([_bytes_of(*each).cpu() for each in found], file)
+        torch.save([_bytes_of(*storage).cpu() for storage in storages], file)
     except (OSError, RuntimeError) as error:
         raise UnsupportedError(f"its memory cannot be written to {folder}: {brief(error)}") from error
     return replace(shipment, file=str(file))
@@ -252,8 +252,10 @@ def _pickled(value: Any, host_too: bool) -> tuple[Shipment, list[_Storage]]:
         raise
     except Exception as error:  # an argument of a class that raises anything as it is packed
         raise UnsupportedError(f"cannot be sent to another process: {brief(error)}") from error
-    found = list(packer.storages.values())
-    return Shipment(stream.getvalue(), tuple(Block(first, end - first) for _, first, end in found)), found
+    storages = list(packer.storages.values())
+    return Shipment(
+        stream.getvalue(), tuple(Block(first, end - first) for _, first, end in storages)
+    ), storages
 
 
 def _bytes_of(tensor: torch.Tensor, first: int, end: int) -> torch.Tensor:
@@ -261,13 +263,13 @@ def _bytes_of(tensor: torch.Tensor, first: int, end: int) -> torch.Tensor:
     return whole.set_(tensor.untyped_storage(), first, (end - first,), (1,))
 
 
-def guarded(value: Any, pattern: int = _PATTERN, *, device: str = "cpu") -> "tuple[Any, Memory]":
+def guarded(value: Any, pattern: int = _PATTERN, *, device: str = "cpu") -> "tuple[Any, GuardedMemory]":
     """Return a copy of a value whose tensors lie on a device, and its memory, between guards of a byte.
 
     Raises UnsupportedError for a value that `pack` refuses.
     """
-    shipment, found = _pickled(value, host_too=True)
-    memory = Memory(shipment.blocks, [_bytes_of(*each) for each in found], device, pattern)
+    shipment, storages = _pickled(value, host_too=True)
+    memory = GuardedMemory(shipment.blocks, [_bytes_of(*storage) for storage in storages], device, pattern)
     return unpack(shipment, memory.tensor), memory
 
 
@@ -315,7 +317,7 @@ def stood_in(value: Any) -> Any:
 
 
 def are_mapped(addresses: np.ndarray, is_written: bool = False) -> np.ndarray:
-    """Say of each address if this process may use the memory there: true of all where no system tells."""
+    """Return, for each address, whether this process may access it; all true if the system does not say."""
     try:
         lines = [line.split(maxsplit=2)[:2] for line in Path("/proc/self/maps").read_text().splitlines()]
     except OSError:
@@ -325,10 +327,10 @@ def are_mapped(addresses: np.ndarray, is_written: bool = False) -> np.ndarray:
     return np.searchsorted(np.array(ends, dtype=np.uint64), addresses, side="right") % 2 == 1
 
 
-class Memory:
-    """Hold the blocks of a call on a device, aligned as they were, each between guards.
+class GuardedMemory:
+    """The blocks of a call on a device, aligned as in the call, each between guards.
 
-    Guards of two blocks differ, so that a kernel that copies from one past its end to the other is found.
+    Guards of different blocks differ, which exposes a kernel that copies from past the end of one to another.
     """
 
     def __init__(
@@ -342,11 +344,11 @@ class Memory:
             buffer = torch.empty(ahead + block.size + guard, dtype=torch.uint8, device=device)
             buffer[ahead : ahead + block.size] = content
             self._parts.append((block, ahead, buffer))
-        for found, right in self._guards():
-            found.copy_(right)
+        for region, content in self._guards():
+            region.copy_(content)
 
     def _guards(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield each guard, and what it holds unless a kernel wrote to it."""
+        """Yield each guard, and its contents unless a kernel wrote to it."""
         for i, (block, ahead, buffer) in enumerate(self._parts):
             # Two bytes in turn, of which the lower differs: 16 values with which every float stays NaN. Only
             # elements of one byte end at an odd one, so that both may differ there.
@@ -366,16 +368,16 @@ class Memory:
         return whole.set_(buffer.untyped_storage(), start, place.shape, place.strides)
 
     def covered(self, tensors: Iterable[torch.Tensor]) -> list[np.ndarray]:
-        """Return, for each byte of each block, if it is an element's: what lies between rows is none's."""
-        found = [torch.zeros(block.size, dtype=torch.bool, device="cpu") for block, _, _ in self._parts]
+        """Return, for each byte of each block, whether it belongs to an element; gaps between rows do not."""
+        masks = [torch.zeros(block.size, dtype=torch.bool, device="cpu") for block, _, _ in self._parts]
         for tensor in tensors:
             size, at = tensor.itemsize, tensor.data_ptr()
-            for (block, ahead, buffer), mask in zip(self._parts, found, strict=True):
+            for (block, ahead, buffer), mask in zip(self._parts, masks, strict=True):
                 first = at - buffer.data_ptr() - ahead
                 if tensor.numel() and 0 <= first < block.size:
                     steps = [size * step for step in tensor.stride()]
                     mask.as_strided((*tensor.shape, size), (*steps, 1), first).fill_(True)
-        return [mask.numpy() for mask in found]
+        return [mask.numpy() for mask in masks]
 
     def stray(
         self, addresses: np.ndarray, size: int, is_written: bool, covered: Sequence[np.ndarray], is_free: bool
@@ -400,6 +402,6 @@ class Memory:
             outside = outside[near | ~are_mapped(outside, is_written)]
         return int(outside[0]) if outside.size else None
 
-    def whole(self) -> bool:
+    def is_intact(self) -> bool:
         """True if every guard is unchanged."""
-        return all(torch.equal(found, right) for found, right in self._guards())
+        return all(torch.equal(guard, content) for guard, content in self._guards())

@@ -25,11 +25,12 @@ K = TypeVar("K")
 Run = Callable[[Any], object]  # launches a config on one copy of a call
 _WARMUP_MS, _REPEAT_MS = 5, 25  # of `do_bench`
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40  # of a race
-_HOPELESS = 3.0  # times as slow as the fastest, beyond which a first look is enough
+_HOPELESS = 3.0  # times as slow as the fastest, beyond which one replay is enough
 _MAX_COPIES = 400
 _TIED = 1.01  # times as slow as the fastest, up to which noise may explain a difference
-_REPLAYS = 60  # of neutral kernels, and for how long at least: the first of them raise the clocks of an idle
-_REPLAYS_S = 0.02  # GPU, and a busy host may slow all of them for some 10 ms
+# Least number and seconds of replays of neutral kernels: the first raise the clocks of an idle GPU, and a
+# busy host may slow down all of them for some 10 ms.
+_REPLAYS, _REPLAYS_S = 60, 0.02
 
 
 def do_bench(call: Callable[[], object], quantiles: Sequence[float] = (0.5, 0.2, 0.8)) -> list[float]:
@@ -102,7 +103,7 @@ class Eager:
         self._load()
 
     def _load(self) -> None:
-        """Make what is not to be timed."""
+        """Set up, untimed."""
 
     def time_us(self) -> float:
         """Return microseconds of a launch, the mean over all calls.
@@ -219,7 +220,7 @@ def in_turns(timers: Mapping[K, Eager], rounds: int) -> dict[K, list[float]]:
 
 
 def interleaved(timers: Sequence[Eager], budget_ms: float = 60.0) -> list[list[float]]:
-    """Time in turns, as many rounds as the budget has room for; a first one, which is dropped, tells that."""
+    """Time in turns, as many rounds as fit the budget by a first one, which is dropped."""
     once_ms = sum(timer.time_us() * timer.launches for timer in timers) / 1e3
     rounds = max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(budget_ms / max(once_ms, 1e-3))))
     return list(in_turns(dict(enumerate(timers)), rounds).values())
@@ -234,8 +235,8 @@ def slower(a: Sequence[float], b: Sequence[float]) -> bool:
     return statistics.median(ratios) > 2 * error
 
 
-def settled(samples: Mapping[Config, Sequence[float]], incumbent: Config | None = None) -> list[Config]:
-    """Order raced configs, best first; `samples` are times that were taken in turns.
+def rank_raced(samples: Mapping[Config, Sequence[float]], incumbent: Config | None = None) -> list[Config]:
+    """Order raced configs, the best first; `samples` are times that were taken in turns.
 
     The incumbent stays first unless another config is faster beyond the noise. Ties with the fastest break by
     the config's key, so that a repeated race chooses the same.

@@ -1,9 +1,9 @@
-"""Processes that compile, and one that measures. Any of them may hang, crash or be killed.
+"""Worker processes: several that compile, and one that measures. Any of them may hang, crash or be killed.
 
-A caller starts one server: a program of its own that has imported torch and touches no GPU. The server forks
-a worker in milliseconds, hands it one request at a time, and kills it when a request takes too long. The
-server is not started by `multiprocessing`, which would run a script without `if __name__ == "__main__"`
-again, and starts nothing in a daemonic process. All processes end with the caller, also a killed one.
+A caller starts one server: a program that has imported torch and touches no GPU. The server forks a worker in
+milliseconds, hands it one request at a time, and kills it when a request takes too long. The server is not
+started by `multiprocessing`, which would run a script without `if __name__ == "__main__"` again, and starts
+nothing in a daemonic process. All processes exit with the caller, even if it is killed.
 """
 
 import contextlib
@@ -31,23 +31,23 @@ import cloudpickle
 import torch
 
 from tritile.core.config import Config
-from tritile.core.of_triton import read_own_files
+from tritile.core.triton_private import read_own_files
 from tritile.errors import TritileError, TuningError, brief
-from tritile.tuner.measure import bench
-from tritile.tuner.measure.bench import Screened, Subject
+from tritile.tuner.measure import benchmark
+from tritile.tuner.measure.benchmark import ScreenResult, Tunable
 
 COMPILE_LIMIT_S = 120.0
 _START_S: Final = 120.0  # for importing torch on a busy machine
 _BEGIN_S: Final = 300.0  # for making operands and starting the GPU
 _RACE_S: Final = 120.0
-_PATIENCE_S: Final = 1.0  # for a process that is to end, before it is killed
-_IDLE_S: Final = 30.0  # without a borrower, after which a workshop ends its processes
-_MOST: Final = 16  # processes that compile, each of which holds a copy of torch
-_NICENESS: Final = 10  # of them, so that the process that measures, and the caller, go first
-_WORN: Final = 256  # requests to a process that compiles: Triton keeps what it compiled in memory, a MB each
-_WORN_BENCH: Final = 2000  # configs that one process measures: it keeps each kernel in memory
-_AGAIN: Final = 2  # times that a request is made again whose process was killed from outside
-_LARGEST: Final = 1 << 28  # bytes of an answer
+_GRACE_S: Final = 1.0  # for a process that is to end, before it is killed
+_IDLE_S: Final = 30.0  # without a user, after which a shared runner ends its processes
+_MAX_COMPILERS: Final = 16  # processes that compile, each with its own copy of torch
+_NICENESS: Final = 10  # of compiling processes: the measuring one, and the caller, go first
+_MAX_REQUESTS: Final = 256  # per compiling process: Triton keeps each kernel in memory, about a MB
+_MAX_SCREENED: Final = 2000  # configs per measuring process, which keeps each kernel in memory
+_RETRIES: Final = 2  # of a request whose process was killed from outside
+_MAX_ANSWER: Final = 1 << 28  # bytes
 _PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
 _PROGRAM: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
@@ -57,20 +57,20 @@ _PROGRAM: Final = (
 
 
 class WorkerError(TuningError):
-    """A request failed in a worker. `blameless`: something else than the request killed the worker."""
+    """A request failed in a worker. `retryable`: something other than the request killed the worker."""
 
-    def __init__(self, text: str, blameless: bool = False) -> None:
+    def __init__(self, text: str, retryable: bool = False) -> None:
         super().__init__(text)
-        self.blameless = blameless
+        self.retryable = retryable
 
 
 @dataclass(frozen=True, order=True)
 class _Request:
     urgency: float
     number: int
-    measures: bool  # by the one worker that measures, which keeps operands between requests
+    measures: bool  # in the one worker that measures, which keeps operands between requests
     limit_s: float
-    again: int  # times that it is made again where it was not at fault
+    retries: int  # left, for failures that are not its own
     work: bytes  # a function and its arguments
 
 
@@ -78,17 +78,19 @@ _Outcome = bytes | TuningError  # what the function returned, or what is raised
 
 
 def processes_for(sharers: int = 1) -> int:
-    """Return how many processes compile for each of `sharers` tuners on this machine."""
-    return max(1, min(_MOST, (os.cpu_count() or 1) // sharers))
+    """Return the number of compiling processes for each of `sharers` tuners on this machine."""
+    return max(1, min(_MAX_COMPILERS, (os.cpu_count() or 1) // sharers))
 
 
-def _work(connection: Connection, foreign: Sequence[Connection], stderr: int, nice: bool) -> NoReturn:
-    """Be a worker: answer requests by an outcome and whether the GPU is lost, until the server is gone."""
+def _work(connection: Connection, inherited: Sequence[Connection], stderr: int, nice: bool) -> NoReturn:
+    """Worker loop: answer requests with an outcome and whether the GPU is lost, until the server exits."""
     with contextlib.suppress(OSError, AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # at the server's end, amid any call
-    for each in foreign:  # a config may write to whatever it finds open
-        each.close()
-    os.setpgid(0, 0)  # what it starts, such as an assembler that hangs, is killed with it
+        ctypes.CDLL(None).prctl(
+            _PR_SET_PDEATHSIG, signal.SIGKILL
+        )  # when the server exits, even in the middle of a call
+    for other in inherited:  # a config may write to any file descriptor that is open
+        other.close()
+    os.setpgid(0, 0)  # so that its children, such as a hanging assembler, are killed with it
     os.dup2(stderr, 2)
     if nice:
         os.nice(_NICENESS)
@@ -119,15 +121,15 @@ def _gpu_is_lost() -> bool:
 
 
 class _Worker:
-    """A process that was forked from the server, and the request that it is at."""
+    """A process forked from the server, and its current request."""
 
-    def __init__(self, measures: bool, foreign: Sequence[Connection]) -> None:
+    def __init__(self, measures: bool, inherited: Sequence[Connection]) -> None:
         self.connection, theirs = multiprocessing.Pipe()
         self.measures, self.served = measures, 0
         self.request: _Request | None = None
         self.deadline = math.inf
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - its last line says why the process died
-        arguments = theirs, [self.connection, *foreign], self._stderr.fileno(), not measures
+        arguments = theirs, [self.connection, *inherited], self._stderr.fileno(), not measures
         self._process = multiprocessing.get_context("fork").Process(target=_work, args=arguments)
         self._process.start()
         theirs.close()
@@ -142,23 +144,23 @@ class _Worker:
         return time.monotonic() >= self.deadline
 
     def outcome(self) -> _Outcome:
-        """Read an outcome; end a process that died, is worn or cannot measure any more."""
+        """Read the outcome; end a process that died, is exhausted or lost its GPU."""
         self.request, self.deadline = None, math.inf
         outcome: _Outcome
         try:
-            outcome, is_lost = pickle.loads(self.connection.recv_bytes(_LARGEST))
+            outcome, is_lost = pickle.loads(self.connection.recv_bytes(_MAX_ANSWER))
         except (EOFError, ConnectionError):
-            self._process.join(_PATIENCE_S)
+            self._process.join(_GRACE_S)
             code = self.end()
-            how = signal.Signals(-code).name if code is not None and code < 0 else f"status {code}"
+            reason = signal.Signals(-code).name if code is not None and code < 0 else f"status {code}"
             self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 4096))
             lines = self._stderr.read().decode(errors="replace").split("\n")
             last = next((f": {line.strip()[:120]}" for line in reversed(lines) if line.strip()), "")
-            # No request kills its process with this signal: somebody else did.
-            return WorkerError(f"the process died: {how}{last}", code in (None, -signal.SIGKILL))
+            # No request kills its own process with SIGKILL: the system, or a user, did.
+            return WorkerError(f"the process died: {reason}{last}", code in (None, -signal.SIGKILL))
         except Exception as error:  # a length that no outcome has, or whatever unpickling raises
             outcome, is_lost = WorkerError(f"garbled: its answer cannot be read: {brief(error)}"), True
-        if is_lost or (self.served >= _WORN and not self.measures):
+        if is_lost or (self.served >= _MAX_REQUESTS and not self.measures):
             self.end()
         return outcome
 
@@ -167,24 +169,24 @@ class _Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)
         self._process.kill()  # it may not have a group of its own yet
-        self._process.join(_PATIENCE_S)  # not for long: a driver may hold it
+        self._process.join(_GRACE_S)  # not for long: a driver may hold it
         return self._process.exitcode
 
 
 def serve(caller: Connection, compilers: int) -> NoReturn:
-    """Be the server: give a caller's requests to workers, the most urgent first, until the caller is gone.
+    """Server loop: hand the caller's requests to workers, the most urgent first, until the caller exits.
 
-    The caller sends requests, the numbers of those that it no longer waits for, and None to end.
+    The caller sends requests, the numbers of cancelled ones, and None to stop.
     """
-    read_own_files()  # hundreds of megabytes: once for all that are forked
+    read_own_files()  # hundreds of megabytes: once, before any fork
     waiting: dict[bool, list[_Request]] = {True: [], False: []}  # by `measures`
     workers: list[_Worker] = []
     caller.send(None)  # ready
     while True:
         for measures, queue in waiting.items():
-            own = [worker for worker in workers if worker.measures == measures]
-            idle = [worker for worker in own if worker.request is None]
-            for _ in range(min(len(queue), (1 if measures else compilers) - len(own) + len(idle))):
+            of_kind = [worker for worker in workers if worker.measures == measures]
+            idle = [worker for worker in of_kind if worker.request is None]
+            for _ in range(min(len(queue), (1 if measures else compilers) - len(of_kind) + len(idle))):
                 if not idle:
                     idle.append(_Worker(measures, [caller, *(worker.connection for worker in workers)]))
                     workers.append(idle[0])
@@ -222,10 +224,10 @@ def serve(caller: Connection, compilers: int) -> NoReturn:
         workers = [worker for worker in workers if not worker.connection.closed]
 
 
-class Workers:
-    """Run functions in several processes that compile, and in one that measures.
+class WorkerPool:
+    """A pool of processes: several that compile, and one that measures.
 
-    A request that ends its process, or takes too long, fails alone. Functions are sent by name where they can
+    A request that crashes its process, or takes too long, fails alone. Functions are sent by name if they can
     be imported, else whole.
     """
 
@@ -241,31 +243,31 @@ class Workers:
 
     def submit(
         self, function: Callable[..., Any], *arguments: Any, urgency: float = 0.0,
-        limit_s: float = COMPILE_LIMIT_S, again: int = 1, measures: bool = False,
+        limit_s: float = COMPILE_LIMIT_S, retries: int = 1, measures: bool = False,
     ) -> Future[Any]:  # fmt: skip
-        """Call a function in a process that compiles; requests of lower urgency are served first.
+        """Call a function in a compiling process; requests with a lower `urgency` go first.
 
-        The future raises WorkerError where the call fails, TuningError where no process can be started. A
-        process that is at a request which is cancelled is killed.
+        The future raises WorkerError if the call fails, TuningError if no process can be started. Cancelling
+        it kills the process that works on the request.
         """
         future, number = Future[Any](), next(self._numbers)
         work = cloudpickle.dumps((function, arguments))
-        self._request(future, _Request(urgency, number, measures, limit_s, again, work))
+        self._request(future, _Request(urgency, number, measures, limit_s, retries, work))
         future.add_done_callback(lambda future: self._drop(number) if future.cancelled() else None)
         return future
 
     def measure(
-        self, function: Callable[..., Any], *arguments: Any, limit_s: float = _RACE_S, again: int = 0
+        self, function: Callable[..., Any], *arguments: Any, limit_s: float = _RACE_S, retries: int = 0
     ) -> Any:
-        """Return what a function does in the process that measures. Raises as the futures of `submit` do."""
-        future = self.submit(function, *arguments, limit_s=limit_s, again=again, measures=True)
+        """Return the result of a function in the measuring process. Raises what futures of `submit` raise."""
+        future = self.submit(function, *arguments, limit_s=limit_s, retries=retries, measures=True)
         try:
             return future.result()
         finally:
             future.cancel()  # after Ctrl-C, say
 
     def start(self) -> None:
-        """Start the server, which takes seconds, unless it runs. Raises TuningError where that fails."""
+        """Start the server, which takes seconds, unless it is running. Raises TuningError if that fails."""
         with self._lock:
             if self._connection is None:
                 ours, theirs = multiprocessing.Pipe()
@@ -279,7 +281,7 @@ class Workers:
                 self._reader.start()
 
     def _started(self, theirs: Connection) -> Any:
-        number, path = theirs.fileno(), json.dumps([str(each) for each in sys.path])
+        number, path = theirs.fileno(), json.dumps([str(folder) for folder in sys.path])
         return subprocess.Popen(
             # -P: else a json.py of the folder it runs in would be imported before sys.path is set.
             [sys.executable, "-P", "-c", _PROGRAM, str(number), str(self._compilers), path],
@@ -287,8 +289,8 @@ class Workers:
             stdout=subprocess.DEVNULL,  # a refusal of the assembler prints the whole assembly
             pass_fds=(number,),
             process_group=0,  # signals to all of a terminal's, or a job's, processes are the caller's
-            # The last lines that a process writes say why it died: nothing is logged there.
-            env={name: value for name, value in os.environ.items() if name != "TRITILE_LOG"},
+            # The last line on stderr says why a process died, so nothing is logged there. Nor adopted.
+            env={n: v for n, v in os.environ.items() if not n.startswith(("TRITILE_LOG", "TRITILE_ADOPT"))},
         )
 
     def _request(self, future: Future[Any], request: _Request) -> None:
@@ -296,7 +298,7 @@ class Workers:
         try:
             self.start()
         except TuningError as error:
-            self._settle(request.number, error)
+            self._resolve(request.number, error)
         else:
             self._send(request)
 
@@ -310,30 +312,30 @@ class Workers:
             self._send(number)
 
     def _read(self, server: Any, connection: Connection) -> None:
-        """Settle requests until the server ends, and then all that it was at."""
+        """Resolve futures until the server exits; then fail the pending ones."""
         failure = TuningError("no process can be started: the first one ended")
         with contextlib.suppress(EOFError, OSError):
             if connection.poll(_START_S):
                 connection.recv()
-                failure = WorkerError("the process died, and the one that forks", blameless=True)
+                failure = WorkerError("the process died, and the one that forks", retryable=True)
                 while True:
-                    self._settle(*connection.recv())
+                    self._resolve(*connection.recv())
         server.kill()
         server.wait()
         with self._lock:
             connection.close()
             self._connection = None if self._connection is connection else self._connection
         for number in list(self._pending):
-            self._settle(number, failure)
+            self._resolve(number, failure)
 
-    def _settle(self, number: int, outcome: _Outcome) -> None:
-        """Give a future its outcome; make a request again that was not at fault."""
+    def _resolve(self, number: int, outcome: _Outcome) -> None:
+        """Give a future its outcome, or send a request again that was not at fault."""
         future, request = self._pending.pop(number, (None, None))
         if future is None or request is None or future.cancelled():
             return
-        is_blameless = isinstance(outcome, WorkerError) and outcome.blameless
-        if is_blameless and request.again and not self._is_closed:
-            self._request(future, replace(request, again=request.again - 1))
+        is_retryable = isinstance(outcome, WorkerError) and outcome.retryable
+        if is_retryable and request.retries and not self._is_closed:
+            self._request(future, replace(request, retries=request.retries - 1))
             return self._drop(number) if future.cancelled() else None  # meanwhile
         if not future.set_running_or_notify_cancel():
             return
@@ -341,7 +343,7 @@ class Workers:
             return future.set_exception(outcome)
         try:
             value = pickle.loads(outcome)
-        except Exception as error:  # whatever unpickling raises
+        except Exception as error:  # unpickling may raise anything
             future.set_exception(WorkerError(f"garbled: its answer cannot be read: {brief(error)}"))
         else:
             future.set_result(value)
@@ -351,11 +353,11 @@ class Workers:
         while self._pending:
             future, _ = self._pending.popitem()[1]
             if future.cancel():
-                future.set_running_or_notify_cancel()  # for whoever waits
+                future.set_running_or_notify_cancel()  # wakes up waiting threads
         self._send(None)
         if self._reader is not None:
-            self._reader.join(10 * _PATIENCE_S)
-            self._server.kill()  # where it did not end
+            self._reader.join(10 * _GRACE_S)
+            self._server.kill()  # if it did not exit
             self._reader.join()
 
     def __enter__(self) -> Self:
@@ -365,14 +367,14 @@ class Workers:
         self.close()
 
 
-class Workshop(Workers):
-    """Compile and measure subjects, as `Shop` says.
+class PoolRunner(WorkerPool):
+    """The `Runner` that compiles and measures in processes of its own.
 
-    `gpu` is the index of the GPU; None where subjects need none. A config that hangs for `limit_s` seconds,
-    or ends its process, fails alone. Subjects that came first are compiled first.
+    `gpu` is the index of the GPU; None if tunables need none. A config that hangs for `limit_s` seconds, or
+    crashes its process, fails alone. Tunables are compiled in the order in which they came.
     """
 
-    benches = 2  # subjects whose operands are on the GPU at a time
+    max_resident = 2
 
     def __init__(
         self, gpu: int | None, jobs: int | None = None, limit_s: float = 10.0,
@@ -380,118 +382,118 @@ class Workshop(Workers):
     ) -> None:  # fmt: skip
         super().__init__(jobs)
         self._gpu, self._limit_s, self._compile_s = gpu, limit_s, compile_s
-        self._subjects: dict[Subject, int] = {}  # by their numbers, in the order in which they came
-        self._subject_numbers = itertools.count()
-        self._screened = 0  # configs, by the current measuring process
-        with contextlib.suppress(TuningError):  # each request says so
+        self._tunables: dict[Tunable, int] = {}  # and their numbers, in the order in which they came
+        self._tunable_numbers = itertools.count()
+        self._screened = 0  # configs, in the current measuring process
+        with contextlib.suppress(TuningError):  # every request raises it again
             self.start()
 
-    def _number(self, subject: Subject) -> int:
-        if subject not in self._subjects:
-            self._subjects[subject] = next(self._subject_numbers)
-        return self._subjects[subject]
+    def _number(self, tunable: Tunable) -> int:
+        if tunable not in self._tunables:
+            self._tunables[tunable] = next(self._tunable_numbers)
+        return self._tunables[tunable]
 
-    def compile(self, subject: Subject, config: Config, for_check: bool = False) -> Future[None]:
-        """Start compiling a config; or what else a check of it runs, so that the check need not wait.
+    def compile(self, tunable: Tunable, config: Config, for_check: bool = False) -> Future[None]:
+        """Start compiling a config, or, `for_check`, the other kernels that its check runs.
 
-        The future raises WorkerError where the compiler refuses, dies or hangs, TuningError where no process
-        can be started.
+        The future raises WorkerError if the compiler refuses, crashes or hangs, TuningError if no process can
+        be started.
         """
-        work = subject.compile_check if for_check else subject.compile
-        return self.submit(work, config, urgency=self._number(subject), limit_s=self._compile_s)
+        work = tunable.compile_check if for_check else tunable.compile
+        return self.submit(work, config, urgency=self._number(tunable), limit_s=self._compile_s)
 
-    def begin(self, subject: Subject) -> None:
-        """Put a subject's operands on the GPU. Raises TuningError where that fails."""
-        request = self._number(subject), subject, self._gpu
+    def begin(self, tunable: Tunable) -> None:
+        """Put the operands on the GPU. Raises TuningError if that fails."""
+        request = self._number(tunable), tunable, self._gpu
         try:
-            self.measure(bench.begin, *request, limit_s=_BEGIN_S, again=_AGAIN)
+            self.measure(benchmark.begin, *request, limit_s=_BEGIN_S, retries=_RETRIES)
         except WorkerError as error:
             raise TuningError(f"its operands cannot be made: {error}") from error
 
-    def screen(self, subject: Subject, config: Config, fastest_us: float) -> Screened:
+    def screen(self, tunable: Tunable, config: Config, fastest_us: float) -> ScreenResult:
         self._screened += 1
-        return self._of(subject, "screen", config, fastest_us, limit_s=self._limit_s)
+        return self._call(tunable, "screen", config, fastest_us, limit_s=self._limit_s)
 
-    def race(self, subject: Subject, configs: Sequence[Config]) -> list[list[float]]:
-        return self._of(subject, "race", list(configs))
+    def race(self, tunable: Tunable, configs: Sequence[Config]) -> list[list[float]]:
+        return self._call(tunable, "race", list(configs))
 
-    def check(self, subject: Subject, config: Config) -> float | None:
-        return self._of(subject, "check", config)
+    def check(self, tunable: Tunable, config: Config) -> float | None:
+        return self._call(tunable, "check", config)
 
-    def _of(self, subject: Subject, method: str, *arguments: Any, limit_s: float = _RACE_S) -> Any:
-        """Ask the measuring process about a subject, which is begun first if that process is new.
+    def _call(self, tunable: Tunable, method: str, *arguments: Any, limit_s: float = _RACE_S) -> Any:
+        """Call a method of the tunable's `Benchmark` in the measuring process; begin it there if that is new.
 
-        Raises WorkerError where the request fails, and TuningError where the subject cannot be begun: then
-        the config in question is not at fault.
+        Raises WorkerError if the call fails, and TuningError if the tunable cannot be begun, for which the
+        config is not to blame.
         """
-        again = _AGAIN
+        retries = _RETRIES
         while True:
-            request = self._number(subject), method, *arguments
+            request = self._number(tunable), method, *arguments
             try:
-                is_begun, value = self.measure(bench.call, *request, limit_s=limit_s)
+                is_begun, value = self.measure(benchmark.call, *request, limit_s=limit_s)
                 if is_begun:
                     return value
             except WorkerError as error:
-                if not error.blameless or not again:
+                if not error.retryable or not retries:
                     raise
-                again -= 1
-            self.begin(subject)
+                retries -= 1
+            self.begin(tunable)
 
-    def end(self, subject: Subject) -> None:
-        """Free a subject's operands."""
-        number, is_worn = self._subjects.pop(subject, None), self._screened > _WORN_BENCH
+    def end(self, tunable: Tunable) -> None:
+        """Free the operands."""
+        number, is_exhausted = self._tunables.pop(tunable, None), self._screened > _MAX_SCREENED
         if number is not None:
             with contextlib.suppress(TuningError):
-                self.measure(bench.end, number, is_worn, limit_s=_BEGIN_S)
-        if is_worn:
+                self.measure(benchmark.end, number, is_exhausted, limit_s=_BEGIN_S)
+        if is_exhausted:
             self._screened = 0
 
 
 @dataclass
-class _Lending:
-    """The workshop of one GPU, for one borrower at a time, and what ends it once it is idle."""
+class _SharedRunner:
+    """The runner of one GPU, its lock, and the timer that closes it once it is idle."""
 
     lock: Any = field(default_factory=threading.RLock)
-    shop: Workshop | None = None
+    runner: PoolRunner | None = None
     idle: threading.Timer | None = None
 
 
-_lendings: dict[int, _Lending] = {}  # by GPU; `setdefault` of a dictionary is atomic
+_runners: dict[int, _SharedRunner] = {}  # by GPU; `setdefault` of a dictionary is atomic
 
 
 @contextlib.contextmanager
-def borrowed(gpu: int) -> Iterator[Workshop]:
-    """Lend this process's workshop for a GPU to one borrower at a time; close it after half a minute idle.
+def shared_runner(gpu: int) -> Iterator[PoolRunner]:
+    """Give one thread at a time this process's runner for a GPU; it is closed after half a minute idle.
 
-    Workshops of several GPUs work side by side.
+    Runners of different GPUs work in parallel.
     """
-    lending = _lendings.setdefault(gpu, _Lending())
-    with lending.lock:
-        if lending.idle is not None:
-            lending.idle.cancel()
-        if lending.shop is None:
-            lending.shop = Workshop(gpu)
+    shared = _runners.setdefault(gpu, _SharedRunner())
+    with shared.lock:
+        if shared.idle is not None:
+            shared.idle.cancel()
+        if shared.runner is None:
+            shared.runner = PoolRunner(gpu)
         try:
-            yield lending.shop
+            yield shared.runner
         finally:
-            lending.idle = threading.Timer(_IDLE_S, _retire, (lending,))
-            lending.idle.daemon = True
-            lending.idle.start()
+            shared.idle = threading.Timer(_IDLE_S, _close_idle, (shared,))
+            shared.idle.daemon = True
+            shared.idle.start()
 
 
-def _retire(lending: _Lending) -> None:
-    with lending.lock:
-        if lending.idle is threading.current_thread() and lending.shop is not None:
-            shop, lending.shop, lending.idle = lending.shop, None, None
-            shop.close()
+def _close_idle(shared: _SharedRunner) -> None:
+    with shared.lock:
+        if shared.idle is threading.current_thread() and shared.runner is not None:
+            runner, shared.runner, shared.idle = shared.runner, None, None
+            runner.close()
 
 
 def _after_fork() -> None:
-    """Forget workshops in a forked process: their processes are the parent's, and end with it alone."""
-    for lending in _lendings.values():
-        if lending.shop is not None and lending.shop._connection is not None:
-            lending.shop._connection.close()
-    _lendings.clear()
+    """Drop the runners in a forked child: their processes belong to the parent."""
+    for shared in _runners.values():
+        if shared.runner is not None and shared.runner._connection is not None:
+            shared.runner._connection.close()
+    _runners.clear()
 
 
 if hasattr(os, "register_at_fork"):

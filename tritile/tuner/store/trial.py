@@ -13,11 +13,11 @@ from tritile.core.problem import Problem
 
 # The digest under which torch's own time of a problem is remembered, with the config `aten.CONFIG`.
 TORCH: Final = f"torch {torch.__version__}"
-# Failures of the machine, in the words of C libraries, drivers and tritile's workers. What a compiler or a
-# driver refuses (a launch that does not fit, machine code of another GPU), and a wrong answer, are the
-# config's own. A fault in a kernel is not: after it every call in the process fails with the same text, so
-# that nothing says which config was at fault.
-_OF_THE_MOMENT: Final = re.compile(
+# Failures of the machine, as C libraries, drivers and tritile's workers word them. What a compiler or driver
+# refuses (a launch that does not fit, machine code of another GPU), and a wrong answer, are the config's own.
+# A fault in a kernel is not: after it every call in the process fails with the same text, and nothing says
+# which config caused it.
+_TRANSIENT: Final = re.compile(
     "|".join(
         (
             # Memory, disks and processes.
@@ -78,17 +78,18 @@ class Trial:
         return self.time < math.inf
 
     @property
-    def settled(self) -> bool:
-        return self.failure is None or is_settled(self.failure)
+    def is_final(self) -> bool:
+        """True if measuring again would give the same outcome."""
+        return self.failure is None or is_final_failure(self.failure)
 
     @property
     def right(self) -> bool:
         return self.works and self.error is not None
 
 
-def is_settled(failure: str) -> bool:
+def is_final_failure(failure: str) -> bool:
     """True for a failure that is the config's own, False for the machine's: no memory, a hang, a lost GPU."""
-    return _OF_THE_MOMENT.search(failure) is None
+    return _TRANSIENT.search(failure) is None
 
 
 def rank(trial: Trial) -> tuple[bool, bool, float, str]:

@@ -1,6 +1,6 @@
 """Show what a kernel in Triton's interpreter loads and stores, before it does.
 
-An adapter like `of_triton`: it names what Triton does not document. No kernel imports this one.
+An adapter like `triton_private`: it names what Triton does not document. No kernel imports this one.
 """
 
 import contextlib

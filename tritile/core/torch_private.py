@@ -6,6 +6,7 @@ raises UnsupportedError.
 """
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -96,11 +97,11 @@ if not TYPE_CHECKING:
 is_fake: Any = bound("torch._subclasses.fake_tensor.is_fake", lambda value: isinstance(value, FakeTensor))
 
 _guards: Any = bound("torch._C._dynamo.guards.TensorGuards", None)
-COMPARES: Final = _guards is not None  # False where `alike` cannot test tensors
+COMPARES: Final = _guards is not None  # False if `guard_of` cannot guard tensors
 
 
-def alike(*tensors: torch.Tensor) -> Callable[..., bool]:
-    """Return a test for tensors like these, in torch now. Only where COMPARES."""
+def guard_of(*tensors: torch.Tensor) -> Callable[..., bool]:
+    """Return torch's guard for tensors like these in its present state. Requires COMPARES."""
     sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
     return _guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
@@ -173,6 +174,12 @@ class Moved(torch.nn.Module):
 
 
 # torch.compile.
+
+
+def is_traced_kernel(kernel: Any) -> bool:
+    """True for a kernel that a tracer keeps: `torch._higher_order_ops`' `kernel_side_table`."""
+    module = sys.modules.get("torch._higher_order_ops.triton_kernel_wrap")
+    return module is not None and kernel in module.kernel_side_table.kernel_to_id
 
 
 def print_no_candidates() -> None:

@@ -1,0 +1,555 @@
+"""Kernels under somebody else's `triton.autotune` that tritile adopts: what programs do to them and see of
+them.
+
+`test_like_triton`, `test_traced` and `test_forms` run adopted kernels, too: there, as Triton's.
+"""
+
+import copy
+import threading
+from types import MethodType
+
+import cloudpickle
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.autotuner import Autotuner
+
+import tritile
+from tests.unit.test_like_triton import Bench, of_blocks
+from tritile.errors import InvalidValueError, NotTunedError, RetuningWarning, SettingWarning
+from tritile.tuner import adoption
+from tritile.tuner.adopted import Adopted
+from tritile.tuner.adoption import tuner_of
+
+pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")]
+TRITONS_RUN = Autotuner.run
+
+
+@triton.jit
+def body(used, N, BLOCK: tl.constexpr):
+    tl.store(used, BLOCK)
+
+
+@pytest.fixture(autouse=True)
+def _released():
+    yield
+    for each in [*adoption._adoptions]:
+        each.release()
+    assert Autotuner.run is TRITONS_RUN
+    assert not isinstance(vars(Autotuner).get("early_config_prune"), property)
+
+
+@pytest.fixture
+def bench():
+    return Bench()
+
+
+@pytest.fixture
+def made(bench):
+    """Decorate `body` by `triton.autotune`, of whose configs the last is the fastest."""
+
+    def made(kind=triton.autotune, **rest):
+        return kind(of_blocks(16, 32, 64), key=["N"], **{"do_bench": bench} | rest)(body)
+
+    return made
+
+
+@pytest.fixture
+def run(bench):
+    """Call a kernel and return the BLOCK that it ran with."""
+
+    def run(kernel, n=5):
+        kernel[(1,)](bench.used, n)
+        assert kernel.best_config.kwargs["BLOCK"] == int(bench.used)
+        return int(bench.used)
+
+    return run
+
+
+def key(n=5):
+    return n, "torch.int32"
+
+
+# What is adopted.
+
+
+def test_before_and_after(made, run, bench):
+    before = made()
+    with tritile.adopt() as adopted:
+        after = made()
+        assert (run(before), run(after), run(after, 6)) == (64, 64, 64)
+        assert len(bench.timed) == 6  # two problems of one source, whichever kernel called first
+        (row,) = adopted.report
+    assert (row.measured, row.remembered, row.guessed) == (2, 1, 0)
+    assert "test_adopt.body: 2 measured in" in str(adopted)
+    assert ", 1 remembered" in str(adopted)
+
+
+def test_release_gives_it_back_to_triton(made, run, bench):
+    kernel = made()
+    adopted = tritile.adopt()
+    run(kernel)
+    adopted.release()
+    adopted.release()
+    assert run(kernel) == 64  # of the kernel's own cache
+    bench.timed.clear()
+    assert run(kernel, 7) == 64
+    assert bench.timed == [16, 32, 64]
+    assert len(adopted.report) == 1
+
+
+@pytest.mark.parametrize(
+    ("patterns", "is_adopted"),
+    [
+        ({"kernels": "*"}, True),
+        ({"kernels": "body"}, True),
+        ({"kernels": "*.test_adopt.body"}, True),
+        ({"kernels": ["nothing", "bo?y"]}, True),
+        ({"kernels": "*softmax*"}, False),
+        ({"exclude": "*test_adopt*"}, False),
+        ({"exclude": ("other", "body")}, False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:tritile.adopt. no kernel")
+def test_patterns(made, run, patterns, is_adopted):
+    kernel = made()
+    with tritile.adopt(**patterns):
+        assert run(kernel) == 64
+        assert (tuner_of(kernel) is not None) == is_adopted
+
+
+def test_a_pattern_that_no_kernel_met_is_named_with_a_near_one(made, run):
+    with (
+        pytest.warns(
+            UserWarning, match=r"no kernel that was called is named '\*bodi\*' \(did you mean 'body'"
+        ),
+        tritile.adopt("*bodi*"),
+    ):
+        run(made())
+
+
+def test_one_config_is_left_alone(bench):
+    kernel = triton.autotune(of_blocks(16), key=["N"])(body)
+    with tritile.adopt() as adopted:
+        kernel[(1,)](bench.used, 5)
+    assert int(bench.used) == 16
+    assert adopted.report == []
+
+
+def test_tritiles_own_decorator_is_not_adopted(made, run):
+    with tritile.adopt() as adopted:
+        assert run(made(tritile.autotune)) == 64
+    assert adopted.report == []
+
+
+def test_a_subclass_that_ends_in_super_run(made, run, bench):
+    class Cached(Autotuner):
+        def run(self, *args, **kwargs):
+            self.seen = True
+            return super().run(*args, **kwargs)
+
+    class Whole(Autotuner):
+        def run(self, used, N, **kwargs):
+            self.best_config = self.configs[0]
+            return self.fn.run(used, N, **kwargs, **self.best_config.all_kwargs())
+
+    with tritile.adopt() as adopted:
+        kernels = [
+            kind(body, body.arg_names, of_blocks(16, 32, 64), ["N"], None, None, do_bench=bench)
+            for kind in (Cached, Whole)
+        ]
+        assert [run(kernel) for kernel in kernels] == [64, 16]
+    assert kernels[0].seen
+    assert "Whole has a run of its own" in str(adopted)
+
+
+# Another patch of `Autotuner.run`.
+
+
+def test_a_patch_that_was_there_first_stays(made, run, monkeypatch):
+    def first(kernel, *args, **kwargs):
+        kernel.best_config = kernel.configs[0]
+        return kernel.fn.run(*args, **kwargs, **kernel.configs[0].all_kwargs())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Autotuner, "run", first)
+        with tritile.adopt() as adopted:
+            assert run(made()) == 16
+            assert "first stands in for Autotuner.run of Triton" in str(adopted)
+        assert Autotuner.run is first
+
+
+def test_a_patch_on_top_that_swaps_configs_for_one_call(made, run, monkeypatch):
+    kernel = made()
+    with tritile.adopt():
+        adopted = Autotuner.run
+
+        def policy(kernel, *args, **kwargs):
+            kept, kernel.configs = kernel.configs, kernel.configs[1:2]
+            try:
+                return adopted(kernel, *args, **kwargs)
+            finally:
+                kernel.configs = kept
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Autotuner, "run", policy)
+            assert run(kernel) == 32
+        assert run(kernel) == 64
+
+
+def test_an_instances_own_run_wins(made, run, bench):
+    kernel = made()
+    kernel.run = MethodType(lambda kernel, *args, **kwargs: "mine", kernel)
+    with tritile.adopt():
+        assert kernel[(1,)](bench.used, 5) == "mine"
+
+
+# What programs write.
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_a_program_writes_into_the_cache_runs(made, run, when):
+    kernel = made()
+    with tritile.adopt():
+        if when == "after":
+            run(kernel)
+        kernel.cache[key()] = kernel.configs[1]
+        assert run(kernel) == 32
+        kernel.cache.clear()
+        assert run(kernel) == 64
+        assert [*kernel.cache] == [key()]
+
+
+def test_a_cache_that_answers_every_key(made, run):
+    class First(dict):
+        def __contains__(self, key):
+            return len(self) > 0
+
+        def __getitem__(self, key):
+            return next(iter(self.values()))
+
+    kernel = made()
+    with tritile.adopt():
+        kernel.cache = First()
+        kernel.cache["any"] = kernel.configs[1]
+        assert (run(kernel), run(kernel, 6)) == (32, 32)
+
+
+def test_copies_have_caches_and_configs_of_their_own(made, run):
+    kernel = made()
+    with tritile.adopt():
+        run(kernel)
+        other = copy.copy(kernel)
+        other.cache, other.configs = {}, of_blocks(32, 16)
+        assert (run(other, 6), run(kernel, 6)) == (16, 64)
+        for again in (copy.deepcopy(kernel), cloudpickle.loads(cloudpickle.dumps(made(do_bench=None)))):
+            again.cache[key(9)] = again.configs[1]
+            assert run(again, 9) == 32
+
+
+@pytest.mark.parametrize("edit", ["in place", "an equal list", "replaced"])
+def test_edited_configs_count_at_the_next_miss(made, run, edit):
+    kernel = made()
+    with tritile.adopt():
+        run(kernel)
+        tuner = tuner_of(kernel)
+        if edit == "an equal list":
+            kernel.configs = of_blocks(16, 32, 64)
+        elif edit == "in place":
+            kernel.configs[2] = triton.Config({"BLOCK": 8})
+        else:
+            kernel.configs = of_blocks(16, 8)
+        assert run(kernel, 6) == (64 if edit == "an equal list" else 8)
+        assert (tuner_of(kernel) is tuner) == (edit == "an equal list")
+
+
+@pytest.mark.parametrize("name", ["keys", "fn", "pre_hook", "_do_bench", "early_config_prune"])
+def test_other_attributes_that_a_program_replaces(made, run, bench, name):
+    kernel, called = made(), []
+
+    @triton.jit
+    def doubled(used, N, BLOCK: tl.constexpr):
+        tl.store(used, 2 * BLOCK)
+
+    def hook(named, reset_only=False):
+        called.append("hook")
+
+    def other(call, quantiles=None):
+        called.append("bench")
+        return bench(call, quantiles)
+
+    def early(configs, named, **kwargs):
+        called.append("early")
+        return configs[:2]
+
+    replaced = {"keys": [], "fn": doubled, "pre_hook": hook, "_do_bench": other, "early_config_prune": early}
+    with tritile.adopt():
+        run(kernel)
+        setattr(kernel, name, replaced[name])
+        if name == "_do_bench":
+            kernel.do_bench = other
+        kernel.cache.clear()
+        kernel[(1,)](bench.used, 8)
+        assert int(bench.used) == {"fn": 128, "early_config_prune": 32}.get(name, 64)
+        assert [*kernel.cache] == [key(8)[1:] if name == "keys" else key(8)]
+    wanted = {"pre_hook": ["hook"] * 4, "_do_bench": ["bench"] * 3, "early_config_prune": ["early"]}
+    assert called == wanted.get(name, [])
+
+
+def test_a_constructors_unmarked_hook_is_no_programs(bench):
+    """As a library's subclass writes Triton's hooks again, so that they take None."""
+
+    class Tolerant(Autotuner):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+
+            def hook(named, reset_only=False):
+                raise AssertionError("it stands for reset_to_zero")
+
+            self.pre_hook = hook
+
+        def run(self, *args, **kwargs):
+            return super().run(*args, **kwargs)
+
+    kernel = Tolerant(body, body.arg_names, of_blocks(16, 32), ["N"], ["used"], None, do_bench=bench)
+    with tritile.adopt():
+        kernel[(1,)](bench.used, 5)
+        assert not tuner_of(kernel).user_defined_pre_hook
+        assert tuner_of(kernel).reset_to_zero == ["used"]
+
+
+@pytest.mark.filterwarnings("ignore:warmup, rep")
+@pytest.mark.parametrize("options", [{"warmup": 1}, {"rep": 2}, {"use_cuda_graph": True}])
+def test_tritons_own_benchmark_is_no_programs(options):
+    kernel = triton.autotune(of_blocks(16, 32), key=["N"], **options)(body)
+    with tritile.adopt():
+        tuner = tuner_of(kernel)
+        assert not tuner._is_timed_by_user
+        assert tuner.isolate
+
+
+# What programs read.
+
+
+def test_what_programs_read_after_a_call(made, run):
+    kernel = made()
+    with tritile.adopt():
+        run(kernel)
+        assert {config.kwargs["BLOCK"] for config in kernel.configs_timings} == {16, 32, 64}
+        assert kernel.bench_time > 0
+        assert kernel.nargs is None
+        assert kernel.cache == {key(): kernel.best_config}
+    guessed = made(do_bench=None)
+    with tritile.adopt(mode="cached"):
+        run(guessed, 77)
+        assert (guessed.configs_timings, guessed.bench_time) == ({}, 0.0)
+
+
+def test_a_pruning_finds_nargs_where_triton_puts_them(bench):
+    def early(configs, named, **kwargs):
+        assert kernel.nargs["N"] == named["N"]
+        return configs[:2]
+
+    kernel = triton.autotune(
+        of_blocks(16, 32, 64), ["N"], prune_configs_by={"early_config_prune": early}, do_bench=bench
+    )(body)
+    with tritile.adopt():
+        kernel[(1,)](bench.used, 5)
+    assert int(bench.used) == 32
+
+
+# Options.
+
+
+def test_modes(made, run, bench):
+    kernel = made()
+    with (
+        tritile.adopt(mode="strict"),
+        pytest.raises(NotTunedError, match=r"nothing measured is remembered for .*body"),
+    ):
+        run(kernel)
+    with tritile.adopt(mode="cached") as adopted:
+        assert run(kernel) == 16
+        assert adopted.report[0].guessed == 1
+    assert bench.timed == []
+    kernel.cache.clear()
+    with tritile.adopt():
+        assert run(kernel) == 64
+    kernel.cache.clear()
+    with tritile.adopt(mode="strict"):
+        assert run(kernel) == 64
+
+
+def test_a_bucket_that_the_author_did_not_write(made, run, bench):
+    kernel = made()
+    with tritile.adopt(bucket={"*body*": {"N": triton.next_power_of_2}}):
+        assert [run(kernel, n) for n in (5, 6, 8, 9)] == [64] * 4
+    assert len(bench.timed) == 6
+    with (
+        tritile.adopt(bucket={"*": {"M": triton.next_power_of_2}}),
+        pytest.raises(
+            InvalidValueError, match=r"bucket names 'M' of .*body: expected one of its key, \['N'\]"
+        ),
+    ):
+        run(made())
+
+
+def test_many_values_of_one_number_are_told_once_with_a_bucket(made, run, recwarn):
+    kernel = made()
+    with tritile.adopt():
+        for n in range(11):
+            run(kernel, n)
+            told = [str(each.message) for each in recwarn if each.category is RetuningWarning]
+            assert len(told) == (n >= 8)
+    assert "body was tuned for 9 values of N in its key: bucket={'N': triton.next_power_of_2}" in told[0]
+
+
+def test_a_reference_finds_a_wrong_winner(made, run):
+    def right(used, N):
+        return {"used": torch.full_like(used, 64)}
+
+    def wrong(used, N):
+        return {"used": torch.full_like(used, 65)}
+
+    with tritile.adopt(reference={"body": right}):
+        assert run(made()) == 64
+    with (
+        tritile.adopt(reference={"body": wrong}),
+        pytest.warns(RuntimeWarning, match="Triton tunes it: .*wrong answer"),
+    ):
+        assert run(made(), 9) == 64
+
+
+def test_adoptions_that_disagree(made, run):
+    kernel = made()
+    with tritile.adopt("*body*", mode="cached"), tritile.adopt("*adopt*", mode="cached"):
+        assert run(kernel) == 16
+    with tritile.adopt(mode="cached"):
+        other = tritile.adopt("other")
+        assert run(made()) == 16
+        with pytest.warns(UserWarning, match="'other'"):
+            other.release()
+    with (
+        tritile.adopt(mode="cached"),
+        tritile.adopt(),
+        pytest.raises(InvalidValueError, match=r"disagree about .*body"),
+    ):
+        run(made())
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"kernels": 3}, "kernels is 3: expected names"),
+        ({"kernels": ["a", ""]}, "kernels is"),
+        ({"exclude": [None]}, "exclude is"),
+        ({"mode": "fast"}, "mode is 'fast': expected one of"),
+        ({"bucket": {"N": triton.next_power_of_2}}, "bucket is"),
+        ({"bucket": {"*": {"N": 16}}}, "bucket is"),
+        ({"reference": {"*": 1}}, "reference is"),
+    ],
+)
+def test_bad_options_are_refused(options, why):
+    with pytest.raises(InvalidValueError, match=why):
+        tritile.adopt(**options)
+    assert Autotuner.run is TRITONS_RUN
+
+
+# What fails costs the adoption alone.
+
+
+@pytest.mark.parametrize("where", ["__init__", "choose"])
+def test_where_adoption_fails_triton_tunes(made, run, monkeypatch, bench, where):
+    def broken(*args, **kwargs):
+        raise OSError("no store")
+
+    monkeypatch.setattr(Adopted, where, broken)
+    kernel = made()
+    with tritile.adopt() as adopted, pytest.warns(RuntimeWarning, match="OSError: no store") as warned:
+        assert [run(kernel, n) for n in (5, 6, 5)] == [64] * 3
+    assert len(warned) == 1
+    assert bench.timed == [16, 32, 64] * 2
+    assert "left to Triton: OSError: no store" in str(adopted)
+
+
+def test_errors_of_a_program_are_tritons(made, bench):
+    with (
+        tritile.adopt(),
+        pytest.raises(ValueError, match="Conflicting meta-parameters: BLOCK"),
+        pytest.warns(RuntimeWarning),
+    ):
+        made()[(1,)](bench.used, 5, BLOCK=16)
+
+
+def test_threads_measure_once(made, bench):
+    kernel, answers = made(), []
+
+    def call():
+        used = torch.zeros(1, dtype=torch.int32)
+        kernel[(1,)](used, 5)
+        answers.append(int(used))
+
+    with tritile.adopt():
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert answers == [64] * 4
+    assert len(bench.timed) == 3
+
+
+# What the environment asks for.
+
+
+@pytest.fixture
+def by_environment(monkeypatch):
+    def by_environment(**variables):
+        adoption.install_later({"TRITILE_ADOPT": "1"} | variables, triton.runtime.autotuner)
+
+    return by_environment
+
+
+def test_the_environments_adoption_gives_way_to_the_programs(made, run, by_environment):
+    by_environment(TRITILE_ADOPT_MODE="cached")
+    kernel = made()
+    assert run(kernel) == 16
+    kernel.cache.clear()
+    with tritile.adopt():
+        assert run(kernel) == 64
+
+
+def test_a_file_of_options(made, run, by_environment, bench, tmp_path):
+    path = tmp_path / "adopt.toml"
+    path.write_text('kernels = ["*body*"]\n[bucket."*body*"]\nN = "next_power_of_2"\n')
+    by_environment(TRITILE_ADOPT_FILE=str(path))
+    kernel = made()
+    assert [run(kernel, n) for n in (5, 6)] == [64] * 2
+    assert len(bench.timed) == 3
+
+
+def test_buckets_by_a_variable(made, run, by_environment, bench):
+    by_environment(TRITILE_ADOPT_BUCKETS="*body*:N=triton:next_power_of_2; *other*:M=math:isqrt")
+    kernel = made()
+    assert [run(kernel, n) for n in (5, 6)] == [64] * 2
+    assert len(bench.timed) == 3
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"TRITILE_ADOPT_MODE": "fast"}, "mode is 'fast'"),
+        ({"TRITILE_ADOPT_BUCKETS": "N=next_power_of_2"}, "expected PATTERN:ARGUMENT=FUNCTION"),
+        ({"TRITILE_ADOPT_BUCKETS": "*:N=nothing"}, "function 'nothing'"),
+        ({"TRITILE_ADOPT_FILE": "/nowhere.toml"}, "TRITILE_ADOPT_FILE is '/nowhere.toml'"),
+        ({"TRITILE_ADOPT_FILE": __file__}, "TRITILE_ADOPT_FILE is"),
+    ],
+)
+def test_bad_variables_are_said_and_adopt_nothing(made, run, by_environment, variables, why):
+    by_environment(**variables)
+    kernel = made()
+    with pytest.warns(SettingWarning, match=why):
+        assert run(kernel) == 64
+    assert tuner_of(kernel) is None
+    tritile.adopt().release()

@@ -1,0 +1,212 @@
+"""Adoption without a line of Python: `tritile run`, what it starts, and what stays as it was."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import tritile
+from tritile.cli.run import environment
+from tritile.errors import InvalidValueError
+
+pytestmark = pytest.mark.interpreted
+ROOT = Path(tritile.__file__).parents[1]
+SITE = Path(tritile.__file__).parent / "tuner" / "site"
+LIBRARY = """
+import sys, torch, triton, triton.language as tl
+
+def bench(call, quantiles=None):
+    call()
+    return [1.0] * 3
+
+@triton.autotune([triton.Config({"BLOCK": b}) for b in (64, 32)], key=["n"], do_bench=bench)
+@triton.jit
+def add_one(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
+
+def main():
+    imported = "tritile.tuner.autotuner" in sys.modules
+    x, out = torch.arange(40.0), torch.zeros(40)
+    add_one[lambda meta: (triton.cdiv(40, meta["BLOCK"]),)](x, out, 40)
+    assert (out == x + 1).all()
+    print("adopted" if "tritile.tuner.adopted" in sys.modules else "Triton's", "early" * imported, flush=True)
+
+if __name__ == "__main__":
+    main()
+"""
+CHILDREN = """
+import multiprocessing, subprocess, sys, library
+from concurrent.futures import ProcessPoolExecutor
+
+if __name__ == "__main__":
+    library.main()
+    for how in ("spawn", "fork", "forkserver"):
+        with ProcessPoolExecutor(1, multiprocessing.get_context(how)) as pool:
+            pool.submit(library.main).result()
+    subprocess.run([sys.executable, "library.py"], check=True)
+"""
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Run Python with arguments in a folder with a library; return what it printed and wrote to stderr."""
+    (tmp_path / "library.py").write_text(LIBRARY)
+    (tmp_path / "children.py").write_text(CHILDREN)
+
+    def started(*arguments, path=(), **variables):
+        environ = {
+            n: v for n, v in os.environ.items() if not n.startswith(("TRITILE_ADOPT", "PYTEST", "COV"))
+        }
+        environ |= {
+            "PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT])),
+            "TRITILE_CACHE_DIR": str(tmp_path / "store"),
+        }
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            cwd=tmp_path, env=environ | variables, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        return done.stdout.split("\n")[:-1], done.stderr
+
+    return started
+
+
+def test_a_command_and_what_it_starts(started):
+    printed, errors = started("-m", "tritile", "run", sys.executable, "children.py")
+    assert (
+        printed == ["adopted "] * 2 + ["adopted early"] + ["adopted "] * 2
+    )  # a fork has what its parent has
+    assert errors == ""
+
+
+@pytest.mark.parametrize(
+    "how", [["library.py"], ["-c", "import library; library.main()"]], ids=["script", "import"]
+)
+def test_without_it_nothing_changes(started, how):
+    assert started(*how) == (["Triton's "], "")
+
+
+def test_where_tritile_is_imported_a_variable_is_enough(started):
+    for order in ("tritile, library", "library, tritile"):
+        printed, errors = started("-c", f"import {order}; library.main()", TRITILE_ADOPT="1")
+        assert (printed, errors) == (["adopted "], "")
+
+
+def test_a_plugin_adopts_only_where_it_is_asked(started):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["vllm.general_plugins"]["tritile"].partition(":")
+    code = f"import library; from {module} import {name}; {name}(); {name}(); library.main()"
+    assert started("-c", code) == (["Triton's "], "")
+    assert started("-c", code, TRITILE_ADOPT="1") == (["adopted "], "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [(["-I"], {}), (["-E"], {}), (["-S"], {}), ([], {"PYTHONPATH": ""})],
+    ids=["-I", "-E", "-S", "without the folder"],
+)
+def test_what_never_reads_the_folder_runs_as_before(started, arguments, variables):
+    code = "import sys; print(hasattr(sys, '_tritile_adopts'))"
+    assert started(*arguments, "-c", code, path=[SITE], TRITILE_ADOPT="1", **variables) == (["False"], "")
+
+
+def test_patterns_and_modes_reach_the_processes(started):
+    run = "-m", "tritile", "run"
+    assert started(*run, "--kernels", "*other*", sys.executable, "library.py") == (["Triton's "], "")
+    _, errors = started(*run, "--mode", "strict", sys.executable, "library.py")
+    assert "NotTunedError: mode is strict and nothing measured is remembered for add_one n=40" in errors
+    started(*run, sys.executable, "library.py")
+    assert started(*run, "--mode", "strict", sys.executable, "library.py") == (["adopted "], "")
+
+
+OTHERS = {
+    "plain": "print('other')",
+    "broken": "raise ValueError('mine')",
+    # As some tracers do it: the next on the path, which is ours, runs from this one.
+    "chains": """
+        import importlib.machinery, importlib.util, os, sys
+        print('other')
+        here = os.path.dirname(os.path.abspath(__file__))
+        spec = importlib.machinery.PathFinder.find_spec('sitecustomize', [p for p in sys.path if p != here])
+        if spec is not None:
+            spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    """,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "ahead"), [("plain", False), ("broken", False), ("chains", False), ("chains", True)]
+)
+def test_another_sitecustomize_runs_once(started, tmp_path, name, ahead):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text(textwrap.dedent(OTHERS[name]))
+    printed, errors = started("library.py", path=[other, SITE] if ahead else [SITE, other], TRITILE_ADOPT="1")
+    assert printed == ["other"] * (name != "broken") + ["adopted "]
+    assert ("ValueError: mine" in errors) == (name == "broken")
+
+
+def test_a_python_without_triton_or_tritile_pays_and_says_nothing(started, tmp_path):
+    code = (
+        "import sys; print([m for m in sys.modules if m.startswith(('tritile', 'importlib.', 'dataclass'))])"
+    )
+    assert started("-c", code, path=[SITE], TRITILE_ADOPT="1") == (["[]"], "")
+    lonely = tmp_path / "lonely" / "tuner" / "site"
+    lonely.mkdir(parents=True)
+    (lonely / "sitecustomize.py").write_text((SITE / "sitecustomize.py").read_text())
+    package = tmp_path / "triton" / "runtime"
+    package.mkdir(parents=True)
+    for path in (package.parent, package):
+        (path / "__init__.py").write_text("")
+    (package / "autotuner.py").write_text("class Autotuner: pass")
+    code = (
+        "import triton.runtime.autotuner as t; print(t.Autotuner.__name__, t.__loader__.__class__.__name__)"
+    )
+    printed = started("-c", code, TRITILE_ADOPT="1", PYTHONPATH=os.pathsep.join([str(lonely), str(tmp_path)]))
+    assert printed == (["Autotuner SourceFileLoader"], "")
+
+
+def test_the_file_is_one_that_any_python_3_reads():
+    text = (SITE / "sitecustomize.py").read_text()
+    compile(text, "sitecustomize.py", "exec", dont_inherit=True)
+    import ast
+
+    ast.parse(text, feature_version=(3, 4))
+
+
+# The variables.
+
+
+def test_the_variables_of_options():
+    sets = environment(
+        {"TRITILE_ADOPT": "*fla*", "TRITILE_ADOPT_MODE": "cached", "TRITILE_ADOPT_FILE": ""},
+        {"PYTHONPATH": f"/a{os.pathsep}{SITE}"},
+    )
+    assert sets == {
+        "TRITILE_ADOPT": "*fla*", "TRITILE_ADOPT_MODE": "cached", "PYTHONPATH": f"{SITE}{os.pathsep}/a"
+    }  # fmt: skip
+    with pytest.raises(InvalidValueError, match="mode is 'fast'"):
+        environment({"TRITILE_ADOPT": "1", "TRITILE_ADOPT_MODE": "fast"}, {})
+
+
+def test_print_env_and_errors(started):
+    run = "-m", "tritile", "run"
+    printed, _ = started(*run, "--print-env", "--bucket", "*conv*:seqlen=next_power_of_2")
+    assert printed[:2] == [
+        "export TRITILE_ADOPT=1",
+        "export TRITILE_ADOPT_BUCKETS='*conv*:seqlen=next_power_of_2'",
+    ]
+    for arguments, why in (
+        ([], "there is no command"), (["no-such-command"], "command 'no-such-command' is not found"),
+        (["--bucket", "x", "true"], "expected PATTERN:ARGUMENT=FUNCTION"),
+        (["--file", "nowhere.toml", "true"], "nowhere.toml"),
+    ):  # fmt: skip
+        printed, errors = started(*run, *arguments)
+        assert printed == []
+        assert errors.startswith("tritile: ")
+        assert why in errors
+        assert errors.count("\n") == 1

@@ -1,0 +1,77 @@
+"""tritile run: adopt the kernels of a command, and of every Python process that it starts."""
+
+import os
+import shlex
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import tritile
+from tritile.cli import shared
+from tritile.cli.shared import app
+from tritile.errors import InvalidValueError
+from tritile.tuner.adoption import of_environment
+
+_SITE = Path(tritile.__file__).parent / "tuner" / "site"
+
+
+def environment(adopting: dict[str, str], before: dict[str, str]) -> dict[str, str]:
+    """Return the variables to set for a command, beside those that it would have had: `adopting`, and a path.
+
+    Raises InvalidValueError for variables that no process would adopt by.
+    """
+    adopting = {name: value for name, value in adopting.items() if value}
+    of_environment(before | adopting)
+    rest = [path for path in before.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(_SITE)]
+    return adopting | {"PYTHONPATH": os.pathsep.join([str(_SITE), *rest])}
+
+
+@app.command(
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+    epilog=shared.examples(
+        "tritile run python serve.py",
+        "tritile run --mode strict pytest tests",
+        "tritile run --bucket '*causal_conv1d*:seqlen=next_power_of_2' torchrun --nproc-per-node 8 train.py",
+        "tritile run --print-env",
+    ),
+)
+def run(
+    command: Annotated[list[str] | None, typer.Argument(help="The command and its arguments.")] = None,
+    kernels: Annotated[
+        str, typer.Option(help="Patterns of kernels' names, with commas. Default: all.")
+    ] = "1",
+    mode: Annotated[
+        str, typer.Option(help="tune, cached, strict or off. Default: as TRITILE_MODE says.")
+    ] = "",
+    bucket: Annotated[
+        list[str] | None,
+        typer.Option(help="PATTERN:ARGUMENT=FUNCTION, with a function of Triton's or module:name."),
+    ] = None,
+    table: Annotated[str, typer.Option(help="A table that tritile export --kernel wrote.")] = "",
+    file: Annotated[str, typer.Option(help="A TOML file with the arguments of tritile.adopt.")] = "",
+    print_env: Annotated[bool, typer.Option(help="Print what it sets, for a shell or a Dockerfile.")] = False,
+) -> None:
+    """Run a command in which every kernel under triton.autotune is tuned by tritile, source unchanged.
+
+    The processes that the command starts adopt, too: workers, torchrun's ranks, engines of servers. Not
+    adopted are a Python with -I, -E or -S, a process whose environment is cleared, and one where another
+    sitecustomize.py lies ahead on PYTHONPATH and does not run this one.
+    """
+    adopting = {
+        "TRITILE_ADOPT": kernels, "TRITILE_ADOPT_MODE": mode, "TRITILE_ADOPT_BUCKETS": ";".join(bucket or []),
+        "TRITILE_ADOPT_TABLE": table and str(Path(table).absolute()),
+        "TRITILE_ADOPT_FILE": file and str(Path(file).absolute()),
+    }  # fmt: skip
+    sets = environment(adopting, dict(os.environ))
+    if print_env:
+        for name, value in sets.items():
+            typer.echo(f"export {name}={shlex.quote(value)}")
+        return
+    if not command:
+        raise InvalidValueError("there is no command: expected tritile run COMMAND, or --print-env")
+    program = shutil.which(command[0])
+    if program is None:
+        raise InvalidValueError(f"command {command[0]!r} is not found")
+    os.execve(program, command, os.environ | sets)

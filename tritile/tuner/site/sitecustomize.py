@@ -1,0 +1,88 @@
+"""Adopt the kernels of a Python whose PYTHONPATH begins with this folder: `tritile run` puts it there.
+
+Every Python of a command runs this file as it starts, also one that has no tritile, or is of another version.
+So it is one that any Python 3 reads, imports nothing, and does nothing until Triton's autotuner is imported.
+`tritile` itself imports it where TRITILE_ADOPT is set.
+"""
+
+import os  # which every Python has imported by now
+import sys
+
+_NAME = "triton.runtime.autotuner"
+
+
+def _adopt(module):
+    """Adopt what the environment names, of a module that has just been imported."""
+    from importlib.util import find_spec, module_from_spec, spec_from_file_location
+
+    name = "tritile.tuner.adoption"
+    if find_spec("tritile") is None:
+        return
+    if name not in sys.modules:  # by its file: the package would take torch, where no kernel may ever run
+        here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        spec = spec_from_file_location(name, os.path.join(here, "adoption.py"))
+        adoption = module_from_spec(spec)
+        sys.modules[name] = adoption
+        try:
+            spec.loader.exec_module(adoption)
+        except Exception:  # a Python that tritile does not run on
+            del sys.modules[name]
+            return
+    sys.modules[name].install_later(os.environ, module)
+
+
+class _Loader:
+    """Load a module as its own loader does, and adopt."""
+
+    def __init__(self, loader):
+        self._loader = loader
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        _adopt(module)
+
+
+class _Finder:
+    """Wait for the import of Triton's autotuner."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != _NAME:
+            return None
+        sys.meta_path.remove(cls)
+        for finder in list(sys.meta_path):
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+def _chain():
+    """Run the sitecustomize behind this one on the path; one ahead of it has run, and chains."""
+    from _frozen_importlib import module_from_spec  # importlib itself takes a millisecond to import
+    from _frozen_importlib_external import PathFinder
+
+    folders = [os.path.abspath(path) for path in sys.path]
+    here = os.path.dirname(os.path.abspath(__file__))
+    behind = sys.path[folders.index(here) + 1 :] if here in folders else []
+    spec = PathFinder.find_spec("sitecustomize", [path for path in behind if os.path.abspath(path) != here])
+    if spec is not None and spec.loader is not None:
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+if not hasattr(sys, "_tritile_adopts"):  # another sitecustomize may chain, too, and come back here
+    sys._tritile_adopts = True
+    if _NAME in sys.modules:
+        _adopt(sys.modules[_NAME])
+    else:
+        sys.meta_path.insert(0, _Finder)
+    if __name__ == "sitecustomize":
+        _chain()
