@@ -48,7 +48,7 @@ from tritile.ops.matmul import matmul
 from tritile.ops.permute import permute, transpose
 from tritile.ops.scaled import scaled_matmul
 from tritile.planning import gpu_tables
-from tritile.tune.subject import answers, torch_calls
+from tritile.tune.subject import answers
 from tritile.tune.suites import Case
 
 Act = Callable[[], object]
@@ -66,12 +66,7 @@ def in_general(call: Call) -> baselines.Product:
     if isinstance(call, GroupedCall):
         return baselines.grouped(call)
     assert isinstance(call, MatmulCall)
-    if call.up is not None:
-        return baselines.merged(call)
-    if call.epilogue:
-        return baselines.fused(call)
-    multiply = torch_calls.product(call)
-    return baselines.Product(torch_calls.tensors_of, lambda a, b: multiply(a, b))
+    return baselines.fused(call) if call.up is None else baselines.merged(call)
 
 
 def by_inductor(call: Call) -> Ways:

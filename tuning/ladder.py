@@ -22,19 +22,20 @@ from ladder_rungs import ITEMSIZE, LADDERS, Dtype, Op, Rung
 from tritile.cli import shared
 from tritile.cli.shared import console, number, print_table, progress, unknown
 from tritile.core import device as devices
+from tritile.core.call import MatmulCall, Memory, View
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.settings import mode
 from tritile.errors import InvalidValueError, TuningError, brief
 from tritile.lab.environment import environment
 from tritile.lab.traffic import bytes_text, tiled
+from tritile.tune.subject import answers
 from tritile.tuner.autotuner import autotune
+from tritile.tuner.measure.outputs import WRONG
 from tritile.tuner.measure.timing import Eager, copies_wanted, graph_of, interleaved, timing_of
 
 LARGEST: Final = 16384  # at which the naive product takes seconds
 _BUDGET_MS: Final = 60.0  # for timing each rung
-_ROUNDING: Final = {"float32": 6e-8, "float16": 5e-4, "bfloat16": 4e-3}  # half a step, of elements near 1
-_CHECKED_ROWS: Final = 256
 Matrices = tuple[torch.Tensor, ...]  # the last is written
 
 
@@ -72,34 +73,20 @@ def matrices(op: str, n: int, dtype: str, where: str, seed: int = 0) -> Matrices
     return (*operands, torch.full_like(operands[0], math.nan))
 
 
-def allowed_error(dtype: str, n: int) -> float:
-    """Return the largest error of a right product: rounding of the answer, and of n sums in fp32.
-
-    A running sum errs by about sqrt(n) roundings of its own, twice as much in the adders of tensor cores.
-    """
-    return _ROUNDING[dtype] + 4e-7 * math.sqrt(n)
-
-
 def error_of(op: str, given: Matrices) -> float:
-    """Return the relative error of the last matrix: |out - a b| / |a b| in float64 over up to 256 rows.
+    """Return the relative error of the last matrix, as `answers.error_of` does. A transpose has to be exact.
 
-    A transpose has to be exact. Raises TuningError for a wrong answer.
+    Raises TuningError for a wrong answer.
     """
-    *operands, out = given
-    n = out.shape[0]
     if op == "transpose":
-        if not torch.equal(operands[0].t(), out):
-            raise TuningError("wrong answer: elements differ")
+        if not torch.equal(given[0].t(), given[1]):
+            raise TuningError(f"{WRONG}: elements differ")
         return 0.0
-    places = torch.linspace(0, n - 1, min(n, _CHECKED_ROWS), dtype=torch.float64, device=out.device)
-    rows = places.round().long()
-    right = operands[0][rows].double() @ operands[1].double()
-    error = float((out[rows].double() - right).norm() / right.norm())
-    finite = math.isfinite(float(out.sum(dtype=torch.float32)))
-    allowed = allowed_error(str(out.dtype).removeprefix("torch."), n)
-    if not (finite and error <= allowed):
-        raise TuningError(f"wrong answer: relative error {error:.3g}, above {allowed:.3g}, or not a number")
-    return error
+    views = (
+        View(Memory.of(name, tensor), (len(tensor), len(tensor)), (len(tensor), 1))
+        for name, tensor in zip(("a", "b", "out"), given, strict=True)
+    )
+    return answers.answer_error(MatmulCall(*views, batch_shape=(), precision="ieee"), every=False)
 
 
 def described(rung: Rung, n: int, config: Config | None, device: Device) -> Reading:

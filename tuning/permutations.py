@@ -25,8 +25,7 @@ from tritile.families.permute import boxes
 from tritile.planning import gpu_tables, model
 from tritile.tune.calibrate import run
 from tritile.tune.calibrate.draw import drawn
-from tritile.tune.calibrate.sweep import Row, compile_at, timed, useful
-from tritile.tune.subject.race import flusher
+from tritile.tune.calibrate.sweep import Row, compile_at, flusher, timed, useful
 from tritile.tuner.measure.workers import WorkerPool
 
 CANDIDATES = 96  # configs of a class

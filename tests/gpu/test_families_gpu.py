@@ -438,11 +438,10 @@ def test_the_tuner_checks_answers(fields):
     common = {"batch": 1, "m": 208, "n": 272, "k": 336, "dtype": "bfloat16", "out_dtype": "bfloat16"}
     problem, device = MatmulProblem(**common | fields), devices.current_gpu()
     for config in model.screened(problem, device, 6):
-        guarded = operands.Guarded(problem)
-        prepared = launching.prepare(guarded.call, config)
-        answers.check(operands.run_of(prepared), guarded.call)
-        guarded.check()
-    out = guarded.call.out.tensor
+        call, memory = operands.guarded(problem)
+        answers.check(operands.run_of(launching.prepare(call, config)), call)
+        assert memory.is_intact()
+    out = call.out.tensor
     out.view(-1)[0] += 2 * out.abs().max() + 1e4  # and a wrong one is told
     with pytest.raises(tritile.errors.TuningError, match="wrong answer"):
-        answers.answer_error(guarded.call)
+        answers.answer_error(call)

@@ -129,10 +129,9 @@ def test_posed_problems_are_checked(bits, zeros, m):
         answers.answer_error(calls[0])
     torchs = baselines.torch_ways(calls[0])[baselines.WIDE_WEIGHT]
     assert answers.check(baselines.into_out(torchs), calls[0], every=False) > 0
-    guarded = operands.Guarded(operands.ragged(problem))
-    launching.prepare(guarded.call, model.pick(guarded.call.problem, device))(*guarded.call.tensors)
-    answers.answer_error(guarded.call)
-    guarded.check()
+    call, memory = operands.guarded(operands.ragged(problem))
+    answers.check(operands.run_of(launching.prepare(call, model.pick(call.problem, device))), call)
+    assert memory.is_intact()
 
 
 @pytest.mark.parametrize("part", range(6))

@@ -117,19 +117,28 @@ def test_what_is_no_number_is_wrong_in_any_place(monkeypatch, value):
 
 
 @pytest.mark.parametrize("where", ["ahead of", "behind"])
+@pytest.mark.parametrize("name", ["a", "out"])
 @pytest.mark.parametrize("problem", [PROBLEMS[1], PROBLEMS[9]], ids=["floating", "whole"])
-def test_the_element_next_to_an_output_is_guarded(problem, where, monkeypatch):
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *size, device, **rest: empty(*size, **rest))
-    monkeypatch.setattr(operands, "random_elements", lambda dtype, n: empty(n, dtype=getattr(torch, dtype)))
-    guarded = operands.Guarded(problem)
-    out = guarded.call.out.tensor
-    out.zero_()
-    guarded.check()
-    place = out.storage_offset() + (-1 if where == "ahead of" else out.numel())
-    out.as_strided((1,), (1,), place).zero_()
-    with pytest.raises(TuningError, match=f"wrote {where} its output"):
-        guarded.check()
+def test_the_element_next_to_a_buffer_is_guarded(problem, name, where, monkeypatch):
+    monkeypatch.setattr(
+        operands, "random_elements", lambda dtype, n: torch.empty(n, dtype=getattr(torch, dtype))
+    )
+    call, memory = operands.guarded(problem)
+    assert call.problem == problem
+    tensor = call.buffers[name].tensor
+    tensor.zero_()
+    assert memory.is_intact()
+    place = tensor.storage_offset() + (-1 if where == "ahead of" else tensor.numel())
+    tensor.as_strided((1,), (1,), place).zero_()
+    assert not memory.is_intact()
+
+
+def test_an_output_is_poisoned_ahead_of_a_check(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    for problem in (PROBLEMS[1], PROBLEMS[8], PermuteProblem.of((64, 32), (1, 64), (32, 1), 2)):
+        call = shared(call_for(problem, lambda dtype, n: torch.zeros(n, dtype=getattr(torch, dtype))))
+        with pytest.raises(TuningError, match="wrong answer"):
+            answers.check(lambda call: None, call)  # zeros would be right
 
 
 @pytest.mark.parametrize("order", [(0, 2, 1), (2, 1, 0), (1, 2, 0)], ids=str)

@@ -98,29 +98,26 @@ def _groups(call: GroupedCall) -> Inputs:
 
 def fused(call: MatmulCall) -> Product:
     """Return the product with its epilogue, an operation after the other."""
-    kind, fast = getattr(torch, call.out_dtype), call.precision == "fast"
-    fp8, one = call.dtype in FP8_DTYPES, torch.ones((), device=call.a.tensor.device, dtype=torch.float32)
-
-    def scaled(a: torch.Tensor, b: torch.Tensor, scales: list[torch.Tensor]) -> torch.Tensor:
-        if fp8:
-            of_a, of_b = scales if len(scales) == 2 else (one, one)
-            return torch_private.scaled_mm(a, b, of_a, of_b, out_dtype=kind, use_fast_accum=fast)
-        if call.dtype == "int8":
-            return functools.reduce(torch.Tensor.mul_, scales, torch_private.int_mm(a, b).float()).to(kind)
-        return functools.reduce(torch.mul, scales, torch.matmul(a, b))
+    multiply, kind = torch_calls.product(call), getattr(torch, call.out_dtype)
+    is_fp8, is_int8, is_bare = call.dtype in FP8_DTYPES, call.dtype == "int8", not call.epilogue
 
     def run(a: torch.Tensor, b: torch.Tensor, **sides: torch.Tensor) -> torch.Tensor:
         bias, residual = sides.pop("bias", None), sides.pop("residual", None)
         if "up" in sides:
             left, right = F.linear(a, b.t(), bias), F.linear(a, sides["up"].t(), sides.get("bias_up"))
             return activated(left, call.activation) * right
-        if bias is None or sides or fp8 or call.dtype == "int8":
-            sums = scaled(a, b, list(sides.values()))
-            return apply_epilogue_in_dtype(sums, bias, residual, call.activation, call.alpha, call.beta)
-        add = torch.addmm if a.ndim == 2 else torch.baddbmm
-        return apply_epilogue_in_dtype(
-            add(bias, a, b, beta=call.beta, alpha=call.alpha), None, residual, call.activation
-        )
+        if bias is not None and not (sides or is_fp8 or is_int8):
+            add = torch.addmm if a.ndim == 2 else torch.baddbmm
+            sums = add(bias, a, b, beta=call.beta, alpha=call.alpha)
+            return apply_epilogue_in_dtype(sums, None, residual, call.activation)
+        scales = list(sides.values())
+        if is_bare or is_fp8:
+            sums = multiply(a, b, *scales)
+        elif is_int8:
+            sums = functools.reduce(torch.Tensor.mul_, scales, multiply(a, b).float()).to(kind)
+        else:
+            sums = functools.reduce(torch.mul, scales, multiply(a, b))
+        return apply_epilogue_in_dtype(sums, bias, residual, call.activation, call.alpha, call.beta)
 
     return Product(tensors_of, run)
 

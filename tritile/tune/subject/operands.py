@@ -1,4 +1,4 @@
-"""Operands of a problem on the GPU: copies of a call, guarded outputs, and views as plain matrices."""
+"""Operands of a problem on the GPU: copies of a call, guarded ones, and views as plain matrices."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -12,10 +12,9 @@ from tritile.core.device import Device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import ITEMSIZE, GroupedProblem, MatmulProblem, Tiled, ends_of
 from tritile.core.quantized import meaning
-from tritile.errors import TuningError
+from tritile.tuner.measure import outputs, shipping
 from tritile.tuner.measure.timing import Run, copies_wanted
 
-_GUARD: Final = 4096  # elements on either side of a guarded output
 _CHECKED_ROWS: Final = 256  # the most rows of a product that a check looks at
 _LARGEST: Final = 768  # rows or columns of a ragged sibling: several tiles, and little work
 
@@ -84,39 +83,17 @@ def sampled(rows: int, device: torch.device) -> torch.Tensor:
     return places.round().long()
 
 
-def _worthless(tensor: torch.Tensor) -> float | int:
-    return float("nan") if tensor.is_floating_point() else -1
-
-
 def poison(call: Call) -> None:
     """Overwrite the output's memory with NaN, or -1 for whole numbers, so that gaps show."""
-    call.out.tensor.fill_(_worthless(call.out.tensor))
+    outputs.poison(call.out.tensor, torch.zeros(()))
 
 
-class Guarded:
-    """Hold a call whose output lies between guards: memory that no kernel may write."""
-
-    def __init__(self, problem: Tiled) -> None:
-        target = [*call_for(problem).buffers].index("out")
-        place = itertools.count()
-        self._guards: list[torch.Tensor] = []
-
-        def make(dtype: str, elements: int) -> torch.Tensor:
-            if next(place) != target:
-                return random_elements(dtype, elements)
-            memory = torch.empty(elements + 2 * _GUARD, dtype=getattr(torch, dtype), device="cuda")
-            memory.fill_(_worthless(memory))
-            self._guards = [memory[:_GUARD], memory[_GUARD + elements :]]
-            return memory[_GUARD : _GUARD + elements]
-
-        self.call = _filled(problem, make)
-
-    def check(self) -> None:
-        """Raise TuningError where a guard was written."""
-        for guard, where in zip(self._guards, ("ahead of", "behind"), strict=True):
-            whole = guard.isnan().all() if guard.is_floating_point() else (guard == -1).all()
-            if not bool(whole):
-                raise TuningError(f"wrote {where} its output's memory")
+def guarded(problem: Tiled) -> tuple[Call, shipping.GuardedMemory]:
+    """Return a call on random operands, and its memory: each buffer lies between guards."""
+    tensors = _filled(problem, random_elements).tensors
+    copies, memory = shipping.guarded(tensors, device=tensors[0].device.type)
+    own = iter(copies)
+    return call_for(problem, lambda dtype, elements: next(own)), memory
 
 
 def _less(size: int, most: int = _LARGEST) -> int:

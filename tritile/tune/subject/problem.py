@@ -21,9 +21,10 @@ from tritile.planning.portfolio import RACED
 from tritile.runtime.ahead import check_fits
 from tritile.runtime.native import loaded
 from tritile.tune.subject import answers, torch_calls
-from tritile.tune.subject.operands import Guarded, copies_of, ragged, run_of
+from tritile.tune.subject.operands import copies_of, guarded, ragged, run_of
 from tritile.tuner.measure.benchmark import Harness, Resources
 from tritile.tuner.measure.engine import TuningTask
+from tritile.tuner.measure.outputs import OUTSIDE
 from tritile.tuner.measure.timing import Eager, Run, copies_wanted, graph_of
 from tritile.tuner.search import Listed, from_parameters, parameters
 from tritile.tuner.store.trial import best_of
@@ -161,12 +162,11 @@ class _Harness:
         error = answers.check(run, self.calls[0])
         sibling = ragged(self._problem)
         if illegal(config, sibling, self._device) is None:
-            guarded = Guarded(sibling)
+            call, memory = guarded(sibling)
             try:
-                launching.prepare(guarded.call, config)(*guarded.call.tensors)
-                torch.cuda.synchronize()
-                answers.answer_error(guarded.call)
-                guarded.check()
+                answers.check(run_of(launching.prepare(call, config)), call)
+                if not memory.is_intact():
+                    raise TuningError(f"wrote {OUTSIDE}")
             except TuningError as wrong:
                 raise TuningError(f"at {sibling.label}: {wrong}") from wrong
         return error

@@ -17,15 +17,11 @@ from tritile.tune.subject.operands import matrix
 from tritile.tune.suites import OF_ITEMSIZE
 
 
-def matrices(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return a, b and out as (batch, rows, columns) tensors."""
-    a, b, out = (matrix(view, call.problem.batch) for view in (call.a, call.b, call.out))
-    return a, b, out
-
-
 def in_one_batch(call: MatmulCall) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Return a and b, and out: matrices, or batches of them where there are several."""
-    *inputs, out = [tensor[0] if call.problem.batch == 1 else tensor for tensor in matrices(call)]
+    batch = call.problem.batch
+    whole = (matrix(view, batch) for view in (call.a, call.b, call.out))
+    *inputs, out = [tensor[0] if batch == 1 else tensor for tensor in whole]
     return inputs, out
 
 
@@ -49,17 +45,19 @@ def tensors_of(call: MatmulCall) -> dict[str, torch.Tensor]:
 
 
 def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
-    """Return torch's product for the operands' dtype: a function of a, b and optionally `out=`."""
+    """Return torch's product for the operands' dtype: a function of a, b and optionally `out=`.
+
+    That of fp8 takes scales and a bias behind them, too.
+    """
     if call.dtype == "int8":
         return torch_private.int_mm
-    if call.dtype in FP8_DTYPES:
-        one = torch_kernels.one(call.a.tensor.device)
-        return lambda a, b, **out: torch_private.scaled_mm(a, b, one, one, **_how(call), **out)
-    return torch.matmul
-
-
-def _how(call: MatmulCall) -> dict[str, Any]:
-    return {"out_dtype": getattr(torch, call.out_dtype), "use_fast_accum": call.precision == "fast"}
+    if call.dtype not in FP8_DTYPES:
+        return torch.matmul
+    one = torch_kernels.one(call.a.tensor.device)
+    how = {"out_dtype": getattr(torch, call.out_dtype), "use_fast_accum": call.precision == "fast"}
+    return lambda a, b, scale_a=one, scale_b=one, *bias, **out: torch_private.scaled_mm(
+        a, b, scale_a, scale_b, *bias, **how, **out
+    )
 
 
 def multiply(call: MatmulCall) -> None:
@@ -95,8 +93,7 @@ def unpack_and_multiply(unpack: Unpack, call: QuantizedCall) -> None:
 def scale(call: MatmulCall) -> None:
     """Make a product of fp8 matrices with scales, and perhaps a bias."""
     found, out = tensors_of(call), in_one_batch(call)[1]
-    given = [found.get(name) for name in ("a", "b", "scale_a", "scale_b", "bias")]
-    torch_private.scaled_mm(*given, **_how(call), out=out)
+    product(call)(*(found.get(name) for name in ("a", "b", "scale_a", "scale_b", "bias")), out=out)
 
 
 def groups(call: GroupedCall) -> None:

@@ -263,13 +263,13 @@ def _bytes_of(tensor: torch.Tensor, first: int, end: int) -> torch.Tensor:
     return whole.set_(tensor.untyped_storage(), first, (end - first,), (1,))
 
 
-def guarded(value: Any, pattern: int = _PATTERN) -> "tuple[Any, GuardedMemory]":
-    """Return a copy of a value whose tensors lie in host memory, and its memory, between guards of a byte.
+def guarded(value: Any, pattern: int = _PATTERN, *, device: str = "cpu") -> "tuple[Any, GuardedMemory]":
+    """Return a copy of a value whose tensors lie on a device, and its memory, between guards of a byte.
 
     Raises UnsupportedError for a value that `pack` refuses.
     """
     shipment, storages = _pickled(value, host_too=True)
-    memory = GuardedMemory(shipment.blocks, [_bytes_of(*storage) for storage in storages], "cpu", pattern)
+    memory = GuardedMemory(shipment.blocks, [_bytes_of(*storage) for storage in storages], device, pattern)
     return unpack(shipment, memory.tensor), memory
 
 
