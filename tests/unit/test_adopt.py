@@ -6,6 +6,7 @@ them.
 
 import copy
 import threading
+from contextlib import nullcontext
 from types import MethodType
 
 import cloudpickle
@@ -453,6 +454,29 @@ def test_adoptions_that_disagree(made, run):
 def test_bad_options_are_refused(options, why):
     with pytest.raises(InvalidValueError, match=why):
         tritile.adopt(**options)
+    assert Autotuner.run is TRITONS_RUN
+
+
+# Functions of tritile that take a kernel.
+
+
+@pytest.mark.parametrize("is_adopted", [True, False])
+def test_kernels_that_functions_of_tritile_take(made, bench, is_adopted):
+    def right(used, N):
+        return {"used": torch.full_like(used, 64)}
+
+    kernel = made(do_bench=bench)
+    with tritile.adopt(reference={"body": right}) if is_adopted else nullcontext():
+        result = tritile.tune(kernel, bench.used, 5, grid=(1,))
+        assert result.config.kwargs["BLOCK"] == 64
+        assert tritile.plan(kernel, bench.used, 5).source == "exact"
+        assert kernel.cache == {}
+        if is_adopted:
+            checked = tritile.check(kernel, bench.used, 5, grid=(1,))
+            assert [each.config.kwargs["BLOCK"] for each in checked.right] == [64]
+        else:
+            with pytest.raises(InvalidValueError, match="reference"):
+                tritile.check(kernel, bench.used, 5, grid=(1,))
     assert Autotuner.run is TRITONS_RUN
 
 

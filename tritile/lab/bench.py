@@ -27,6 +27,7 @@ from tritile.planning import aten, plans
 from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.answers import torch_fp32
 from tritile.tune.suites import Case
+from tritile.tuner.adoption import tuner_for
 from tritile.tuner.arguments import check_grid, check_keywords, identity
 from tritile.tuner.autotuner import Autotuner
 from tritile.tuner.decorated import REFERENCE, elsewhere
@@ -213,7 +214,7 @@ def bench(what: Callable[..., Any] | str | Tiled | Autotuner, *args: Any, **kwar
 
     Args:
         what: an operation of tritile, or its name, followed by the arguments of the call, as in
-            `tritile.plan`. Or a problem, without arguments. Or a kernel decorated with `tritile.autotune`,
+            `tritile.plan`. Or a problem, without arguments. Or a kernel under `tritile.autotune` or Triton's,
             followed by its arguments and `grid=`; it is timed on copies of them, in turns with its
             `reference`.
         args: positional arguments of the call.
@@ -228,6 +229,7 @@ def bench(what: Callable[..., Any] | str | Tiled | Autotuner, *args: Any, **kwar
             be sent to another process.
         TuningError: the answer is wrong, or the config does not run.
     """
+    what = tuner_for(what)
     if isinstance(what, Autotuner):
         return _of_kernel(what, args, kwargs)
     problem = problem_of("bench", what, args, kwargs)

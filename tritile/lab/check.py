@@ -26,6 +26,7 @@ from tritile.errors import (
 )
 from tritile.ops.plan import gpu_of
 from tritile.runtime.ahead import Resources, resources
+from tritile.tuner.adoption import tuner_for
 from tritile.tuner.arguments import check_arguments, check_grid, check_keywords, identified
 from tritile.tuner.autotuner import Autotuner
 from tritile.tuner.decorated import KernelCall, checked_here, elsewhere, referred
@@ -300,7 +301,8 @@ def check(
     nor a reference is needed, and tensors may be in host memory or meta tensors.
 
     Args:
-        kernel: a kernel that `tritile.autotune` decorates, with a `reference`. Of a list of configs those are
+        kernel: a kernel under `tritile.autotune`, or an adopted one, with a `reference`. Of a list of configs
+        those are
             checked that its pruning leaves for the call; of a `tritile.Space`, which may have thousands, all.
         grid: the grid of the launch, as `kernel[grid]` takes it. A function is given all arguments by name.
         make: called with sizes; returns the arguments of a call, in their order or by name, "grid" included
@@ -318,6 +320,7 @@ def check(
         TuningError: `device` is given, and TRITON_INTERPRET is set.
         Exception: what the reference or `make` raises.
     """
+    kernel = tuner_for(kernel)
     if not isinstance(kernel, Autotuner):
         raise InvalidValueError(f"check: {kernel!r} is no kernel that tritile.autotune decorates")
     target = None if device is None else gpu_of("check", device)

@@ -23,6 +23,7 @@ from tritile.planning import plans
 from tritile.planning.aten import is_torch_only
 from tritile.tune import now
 from tritile.tune.subject.problem import is_tuned
+from tritile.tuner.adoption import tuner_for
 from tritile.tuner.arguments import check_keywords
 from tritile.tuner.autotuner import Autotuner
 from tritile.tuner.decorated import measured, rules_of
@@ -162,7 +163,7 @@ def tune(
 
     Args:
         what: an operation of tritile, or its name, followed by the arguments of the call, as in
-            `tritile.plan`. Or a problem, without arguments. Or a kernel decorated with `tritile.autotune`,
+            `tritile.plan`. Or a problem, without arguments. Or a kernel under `tritile.autotune` or Triton's,
             followed by its arguments and `grid=`.
         args: positional arguments of the call.
         exhaustive: try every config. Default: search, and stop when no further gain is expected.
@@ -180,6 +181,7 @@ def tune(
         UnsupportedError: there is no GPU here, or a CUDA graph is being captured.
         TuningError: no config works.
     """
+    what = tuner_for(what)
     if budget is not None and (
         isinstance(budget, bool) or not isinstance(budget, int | float) or budget <= 0
     ):

@@ -39,6 +39,7 @@ from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.classes import class_of
 from tritile.runtime.ahead import compiling_for
 from tritile.runtime.compiles import compiles_refused, refuse_if_strict
+from tritile.tuner.adoption import tuner_for
 from tritile.tuner.arguments import check_keywords
 from tritile.tuner.autotuner import Autotuner
 from tritile.tuner.measure.shipping import stood_in
@@ -220,7 +221,7 @@ def warm(
 
     Args:
         what: the operation or its name, followed by the arguments of the call, or a problem alone, as
-            `tritile.plan` takes them; or a kernel that `tritile.autotune` decorates, followed by its
+            `tritile.plan` takes them; or a kernel under `tritile.autotune` or Triton's, followed by its
             arguments. Such a kernel is compiled with the config that the call would run, in this process: not
             while another thread launches kernels. `tritile.check(kernel, ..., device=)` compiles all its
             configs, in processes of their own, and lists which ones spill or do not fit.
@@ -238,6 +239,7 @@ def warm(
         NotCompiledError: a kernel is not in the cache, in mode "strict".
         TuningError: the compiler refuses a kernel; all others are there.
     """
+    what = tuner_for(what)
     if isinstance(what, Autotuner) and any_rows:
         raise InvalidValueError("warm: any_rows is for operations: call it for each call of a kernel")
     if isinstance(what, Autotuner):

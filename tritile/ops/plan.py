@@ -28,6 +28,7 @@ from tritile.ops.scaled import scaled_matmul
 from tritile.planning import plans
 from tritile.planning.aten import is_torch_only
 from tritile.planning.plans import Plan
+from tritile.tuner.adoption import tuner_for
 from tritile.tuner.plan import KernelPlan, Plannable
 
 IN_PLACE: Final = "in place: such calls always run the same config, which is never measured"
@@ -153,7 +154,7 @@ def plan(
     Args:
         what: an operation of tritile, such as `tritile.matmul`, or its name, such as "matmul", followed by
             the arguments of the call, which may be on the meta device. Or a problem, without arguments. Or a
-            kernel decorated with `tritile.autotune`, followed by its arguments, with or without `grid=`.
+            kernel under `tritile.autotune` or Triton's, followed by its arguments, with or without `grid=`.
         args: positional arguments of the call.
         device: GPU to plan for: a `tritile.Device`, which need not be in this machine; a name that
             `tritile.target_device` takes; or a GPU of this machine in torch's form. Default: the GPU of the
@@ -177,6 +178,7 @@ def plan(
         '4096x4096x4096 NN bfloat16'
     """
     gpu = None if device is None else gpu_of("plan", device)
+    what = tuner_for(what)
     if isinstance(what, Plannable):
         return what.planned(args, kwargs, gpu)
     if isinstance(what, Tiled):

@@ -9,6 +9,7 @@ warning.
 Only the standard library is imported here: tritile itself is imported once a kernel is adopted.
 """
 
+import copy
 import sys
 import threading
 import warnings
@@ -430,6 +431,25 @@ def tuner_of(kernel: Any) -> "Adopted | None":
     if state is None or state.is_stale(kernel):
         state = _state_of(kernel)
     return state.tuner
+
+
+def tuner_for(what: Any) -> Any:
+    """Return tritile's tuner of a kernel under `triton.autotune`, anything else as it is.
+
+    A kernel that nobody adopted gets one for this use: it stays as it is, with the cache that it has.
+    """
+    from tritile.core.triton_private import Autotuner as TritonAutotuner
+    from tritile.tuner.adopted import Adopted
+    from tritile.tuner.autotuner import Autotuner
+
+    if not isinstance(what, TritonAutotuner) or isinstance(what, Autotuner):
+        return what
+    adopted = tuner_of(what)
+    if adopted is not None:
+        return adopted
+    kernel: Any = copy.copy(what)
+    kernel.cache = {}
+    return Adopted(kernel, Options(), AdoptedKernel(name_of(what)))
 
 
 def _set_pruning(kernel: Any, early: Any) -> None:
