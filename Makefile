@@ -56,9 +56,8 @@ test-quick: $(INSTALLED)
 	done
 
 # Each Triton beside the pinned rest: in a folder that comes first on Python's path.
-STACK_TESTS := tests/kernels $(addprefix tests/unit/test_,autotune.py decorated.py explain.py forms.py frozen.py \
-    grouped.py launch.py like_triton.py private_names.py quantize.py recalled.py source.py table.py traced.py \
-    versions.py)
+STACK_TESTS := tests/kernels $(addprefix tests/unit/test_,autotune.py decorated.py explain.py forms.py grouped.py \
+    launch.py like_triton.py private_names.py quantize.py recalled.py source.py table.py traced.py versions.py)
 
 test-stacks: $(STACKS:%=test-stack-%)
 
