@@ -278,6 +278,7 @@ def test_screening_looks_at_families_that_are_not_far_behind():
 # --- recorded times of whole spaces
 
 
+@pytest.mark.slow
 def test_screening_finds_the_fastest_of_whole_recorded_spaces(monkeypatch):
     """Bounds are what was measured, with a little slack. Without steps from the leaders, one is exceeded."""
     monkeypatch.setattr(model, "ranked", functools.cache(model.ranked))

@@ -24,6 +24,7 @@ from tritile.core.device import target_device
 from tritile.tune.suites import SHIPPED
 from tritile.tuner.store.trials import Store
 
+pytestmark = pytest.mark.slow  # each builds, or installs
 ROOT = Path(tritile.__file__).parents[1]
 H200 = ("--target", "nvidia-h200")
 MOST_BYTES = 1_500_000
