@@ -20,7 +20,7 @@ import typer._completion_classes
 from rich.console import Console
 
 import autotune
-from tests.commands import SCRIPTS, commands, refused, run, scripts
+from tests.commands import commands, refused, run
 from tritile import cli, errors
 from tritile.cli import compile as compile_module
 from tritile.cli import findings, shared
@@ -100,20 +100,6 @@ def test_examples_of_help_are_taken(name):
         program, first, *arguments = shlex.split(line)
         assert (program, first) == ("tritile", name)
         command.make_context(name, arguments)
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_scripts_run_in_a_checkout_and_their_examples_are_taken(name, tmp_path):
-    script = Path(__file__).parents[2] / "tuning" / f"{name}.py"
-    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    command = [sys.executable, script, "--help"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environ)
-    lines = shown.stdout.partition("Examples:")[2].strip().splitlines()
-    assert lines
-    for line in lines:
-        python, file, *arguments = shlex.split(line)
-        assert (python, file) == ("python", f"tuning/{name}.py")
-        scripts()[f"{name}.py"].make_context(name, arguments)
 
 
 @pytest.mark.parametrize("name", ["explain", "show"])

@@ -111,6 +111,22 @@ def test_the_script_takes_these_options(name, arguments):
         SCRIPT[name].make_context(name, words)
 
 
+# Commands that need no GPU; tests/gpu/test_pages_gpu.py runs others, and the one that compiles for a minute.
+OFFLINE = re.compile(
+    r"tritile doctor|tritile explain .*--target .*"
+    r"|python tuning/ladder\.py .*--target .*|python tuning/(picture|report)\.py .*"
+)
+RUN = [line for line in dict.fromkeys(map(str.strip, LINES)) if OFFLINE.fullmatch(line)]
+RUN = [line for line in RUN if "naive" not in line]  # which docs/kernels.md has its readers write
+
+
+@pytest.mark.parametrize("line", RUN)
+def test_commands_run_without_a_gpu(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = run(*shlex.split(re.sub(r"tritile |python tuning/", "", line)))
+    assert found.exit_code == 0, found.output
+
+
 def test_options_exist():
     known = {"--help"}.union(*map(options_of, (*COMMAND.values(), *SCRIPT.values())))
     scripts = "".join(path.read_text() for path in (ROOT / "tuning").glob("*.py"))

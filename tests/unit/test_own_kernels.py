@@ -8,6 +8,7 @@ import pytest
 import torch
 import triton
 
+import autotune
 import tritile
 from tests.reference import values
 from tests.unit.test_like_triton import Bench
@@ -90,3 +91,9 @@ def test_the_guide_runs(tmp_path):
 def test_the_example_runs(capsys):
     runpy.run_path(str(ROOT / "examples" / "rms_norm.py"), run_name="__main__")
     assert "5x300 runs with BLOCK" in capsys.readouterr().out
+
+
+def test_make_tune_interprets_kernels(capsys):
+    """As it does in a process of its own where there is no GPU."""
+    assert autotune.interpret() == 0
+    assert "equal" in capsys.readouterr().out
