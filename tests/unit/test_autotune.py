@@ -125,6 +125,7 @@ def run_anew(environment, mode, answers):
         answers.put((run(tuned(bench), bench.used), len(bench.measured)))
 
 
+@pytest.mark.slow
 def test_a_real_second_process_measures_nothing(server):
     found, answers = [], server.SimpleQueue()
     for mode in ("tune", "strict"):
