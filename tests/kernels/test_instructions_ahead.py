@@ -111,7 +111,7 @@ def test_the_same_multiplications_are_fused(epilogue, fused):
         (tile(16, 64, 32), "float32"),
     ],
 )
-def test_alpha_is_what_is_fused_and_not_beta(config, dtype, spread):
+def test_alpha_is_fused_not_beta(config, dtype, spread):
     """What is added to one row differs by column alone: its bits are those of a full matrix's row."""
     ptx = ptx_of(config, of_type(dtype, epilogue=f"bias={spread} weighted"), HOPPER)
     parameters = dict(re.findall(r"ld\.param\.b32\s+(%r\d+), \[\w+_param_(\d+)\]", ptx))
@@ -135,7 +135,7 @@ def test_alpha_is_what_is_fused_and_not_beta(config, dtype, spread):
         ("gfx942", "amdgcn", "v_mfma"),
     ],
 )
-def test_tensor_cores_and_asynchronous_copies_are_used(name, text, instruction):
+def test_tensor_cores_and_async_copies(name, text, instruction):
     kernel = compiled_for(SQUARE, tile(128, 128, 32, 8, 3), target_device(name))
     assert instruction in kernel.asm[text]
 
@@ -170,7 +170,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("problem", "config", "wanted"), OPTIONS, ids=str)
-def test_options_that_are_off_leave_no_code(problem, config, wanted):
+def test_options_off_leave_no_code(problem, config, wanted):
     """Counters are for programs that share K, clusters are for pairs, and nothing is spilled."""
     kernel = compiled(problem, config)
     assert {found for found in (ATOMICS, CLUSTERS) if re.search(found, kernel.asm["ptx"])} == wanted

@@ -84,12 +84,13 @@ def test_a_sample_compiles(name, sample):
     assert kernel.asm["cubin" if device.nvidia else "hsaco"]
 
 
-def test_shared_memory_is_that_of_the_architecture():
+def test_shared_memory_of_architecture():
     for device in TARGETS.values():
         assert device.shared_memory == KIB[device.arch] << 10, device
 
 
-def test_only_gpus_whose_tensor_cores_read_shared_memory_run_kernels_by_descriptor():
+def test_descriptor_needs_wgmma():
+    """Tensor cores that read shared memory."""
     by = {name: target_device(name).has_tma for name in NEW}
     assert [name for name in NEW if by[name]] == ["b300", "h20", "h800", "h200-nvl", "gh200"]
     for name in ("5090", "gb10"):
