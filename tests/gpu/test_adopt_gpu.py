@@ -74,7 +74,7 @@ def test_it_is_right_and_measured_elsewhere(library, monkeypatch):
     assert len(library.add_to.cache) == 3
 
 
-def test_nothing_is_measured_while_a_graph_is_captured(library):
+def test_capture_measures_nothing(library):
     with tritile.adopt() as adopted:
         library.call(8192)
         x, out = torch.ones(9000, device="cuda"), torch.zeros(9000, device="cuda")
