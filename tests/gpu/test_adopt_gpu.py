@@ -111,7 +111,7 @@ def noted(out, n, BLOCK: tl.constexpr):
     tl.store(out + tl.arange(0, BLOCK), BLOCK, mask=tl.arange(0, BLOCK) < n)
 
 
-def test_a_programs_benchmark_and_a_bad_config_are_tritons(library):
+def test_programs_benchmark_and_bad_config(library):
     def bench(call, quantiles=None):
         call()
         return [1.0] * 3

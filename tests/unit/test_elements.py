@@ -119,7 +119,7 @@ def test_nan_is_wrong_anywhere(monkeypatch, value):
 @pytest.mark.parametrize("where", ["ahead of", "behind"])
 @pytest.mark.parametrize("name", ["a", "out"])
 @pytest.mark.parametrize("problem", [PROBLEMS[1], PROBLEMS[9]], ids=["floating", "whole"])
-def test_the_element_next_to_a_buffer_is_guarded(problem, name, where, monkeypatch):
+def test_element_after_buffer_guarded(problem, name, where, monkeypatch):
     monkeypatch.setattr(
         operands, "random_elements", lambda dtype, n: torch.empty(n, dtype=getattr(torch, dtype))
     )
@@ -133,7 +133,7 @@ def test_the_element_next_to_a_buffer_is_guarded(problem, name, where, monkeypat
     assert not memory.is_intact()
 
 
-def test_an_output_is_poisoned_ahead_of_a_check(monkeypatch):
+def test_output_poisoned_before_check(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     for problem in (PROBLEMS[1], PROBLEMS[8], PermuteProblem.of((64, 32), (1, 64), (32, 1), 2)):
         call = shared(call_for(problem, lambda dtype, n: torch.zeros(n, dtype=getattr(torch, dtype))))
