@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 help:
 	@echo "make tune       measure this machine's GPU on a few problems and remember the best configs"
 	@echo "make test       lint, type check and all tests, compiled and interpreted (of tests/gpu only where there is a GPU)"
-	@echo "make test-quick the tests that import what changed since the last commit, or ROOM=tuner"
+	@echo "make test-quick the tests of what changed since the last commit, or of ROOM=tuner; slow ones are left out"
 	@echo "make test-gpu   the tests that need a GPU, with results in gpu-tests*.xml; SHARD=1/2 for a part, PY=python3 for"
 	@echo "                an interpreter of your own, ARGS for pytest"
 	@echo "make test-stacks  what depends on Triton, interpreted and compiled ahead, on triton $(STACKS)"
@@ -52,13 +52,12 @@ test: lint typecheck
 test-quick: $(INSTALLED)
 	@files="$$($(PY) tests/quick.py $(ROOM))"; [ -z "$$files" ] && exit; \
 	for how in "" TRITON_INTERPRET=1; do \
-	    env $$how $(PY) -m pytest -q -n $(JOBS) -m "not stacks and not slow" $$files || [ $$? = 5 ] || exit 1; \
+	    env $$how $(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not stacks and not slow" $$files || [ $$? = 5 ] || exit 1; \
 	done
 
 # Each Triton beside the pinned rest: in a folder that comes first on Python's path.
-STACK_TESTS := tests/kernels $(addprefix tests/unit/test_,autotune.py decorated.py explain.py forms.py frozen.py \
-    grouped.py launch.py like_triton.py private_names.py quantize.py recalled.py source.py table.py traced.py \
-    versions.py)
+STACK_TESTS := tests/kernels $(addprefix tests/unit/test_,autotune.py decorated.py explain.py forms.py grouped.py \
+    launch.py like_triton.py private_names.py quantize.py recalled.py source.py table.py traced.py versions.py)
 
 test-stacks: $(STACKS:%=test-stack-%)
 

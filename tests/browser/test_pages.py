@@ -63,7 +63,7 @@ def config_of(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_page_counts_as_explain_does_and_takes_tiles_and_blocks_as_kernels_do(page, case):
+def test_page_counts_and_takes_like_explain(page, case):
     shown, (m, n, k, *_) = page(), case
     typed(shown, case)
     problem = product(f"{m}x{n}x{k}")
@@ -88,7 +88,7 @@ def test_the_page_counts_as_explain_does_and_takes_tiles_and_blocks_as_kernels_d
         assert ("zero-filled" in shown.text_content("[role=status]")) == bool(hatched)
 
 
-def test_blocks_of_a_wave_are_counted_once(page):
+def test_blocks_of_wave_counted_once(page):
     shown, case = page(), CASES[0]
     typed(shown, case)
     tiling = tiling_of(product("300x200x150"), config_of(case), H200)
@@ -100,7 +100,7 @@ def test_blocks_of_a_wave_are_counted_once(page):
     assert fact(shown, "plain") == len({row for row, _ in plain}) + len({column for _, column in plain})
 
 
-def test_buttons_go_from_step_to_step_and_on_to_the_next_tile(page):
+def test_buttons_step_through_tiles(page):
     shown = page()
     typed(shown, CASES[0])
     for _ in range(5):
@@ -110,7 +110,7 @@ def test_buttons_go_from_step_to_step_and_on_to_the_next_tile(page):
     assert (shown.input_value("#tiling-tile"), shown.input_value("#tiling-step")) == ("0", "4")
 
 
-def test_what_is_no_size_is_said_and_large_sizes_are_drawn_with_few_elements(page):
+def test_bad_and_large_sizes(page):
     shown = page()
     for value in ("", "0", "-3", "2.5"):
         shown.fill('[name="m"]', value)
@@ -123,7 +123,7 @@ def test_what_is_no_size_is_said_and_large_sizes_are_drawn_with_few_elements(pag
 
 
 @pytest.mark.parametrize("width", [390, 768, 1280])
-def test_the_page_on_tilings_needs_no_sideways_scrolling(page, width):
+def test_tilings_page_fits_screens(page, width):
     shown = page(width=width)
     assert shown.evaluate("document.documentElement.scrollWidth") <= width
     heights = shown.evaluate(
@@ -142,7 +142,7 @@ def test_labels_of_matrices_lie_apart(page, sizes, width):
     assert unreadable(shown, width) == []
 
 
-def test_the_tiles_shown_first_are_more_than_run_at_once_and_share_blocks(page):
+def test_first_tiles_share_blocks(page):
     shown = page()
     assert fact(shown, "tiles") > fact(shown, "wave") / 2
     assert fact(shown, "different") < fact(shown, "plain")
@@ -171,7 +171,7 @@ def test_the_report_opens_and_fits(visit, reported, width, dark):
 POINTS = ".mark-symbol path[aria-roledescription='point']"
 
 
-def test_filters_of_the_report_leave_what_they_name(visit, reported):
+def test_report_filters_leave_named(visit, reported):
     shown = visit(reported)
     points = shown.locator(POINTS)
     shown.wait_for_selector("select")
@@ -207,7 +207,7 @@ def test_words_of_pictures_lie_apart(visit, tmp_path, sizes):
     assert unreadable(visit(path), 800) == []
 
 
-def test_words_of_the_picture_of_rates_lie_apart(visit):
+def test_words_of_rates_apart(visit):
     assert unreadable(visit(ROOT / "tuning" / "pictures" / "tflops_vs_size.svg"), 840) == []
 
 
@@ -234,7 +234,7 @@ CLIPPED = """() => [...document.querySelectorAll("pre > code")]
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_no_page_of_the_site_clips_code_or_needs_sideways_scrolling(browser, site, width):
+def test_pages_fit_screens(browser, site, width):
     context = browser.new_context(viewport={"width": width, "height": 900})
     shown, wrong = context.new_page(), {}
     pages = [path for path in site.rglob("*.html") if site / "files" not in path.parents]
@@ -256,7 +256,7 @@ def test_no_page_of_the_site_clips_code_or_needs_sideways_scrolling(browser, sit
         ("clear cache", ("api/own_kernels.html", "command_line.html")),
     ],
 )
-def test_the_search_of_the_site_finds_the_pages_that_answer(site, words, pages):
+def test_site_search_finds_pages(site, words, pages):
     sections = json.loads((site / "search" / "search_index.json").read_text())["docs"]
     found = {
         section["location"].partition("#")[0]

@@ -288,7 +288,7 @@ def test_operands_in_every_spread(family, spread, lies, layout):
 @some(lambda name, own: name in ENDS and not own.gated)
 @pytest.mark.parametrize("layout", ["row", "column"])
 @pytest.mark.parametrize("which", ["bias", "residual"])
-def test_the_result_may_take_the_place_of_what_is_added(family, layout, which):
+def test_result_over_what_is_added(family, layout, which):
     sides = Sides(**{which: side(family, "full")}, activation="relu")
     check(family, *operands(family), sides, layout, which)
 
@@ -314,7 +314,7 @@ def test_types(family, dtype, out_dtype, added):
 
 
 @some(lambda name, own: own.gated)
-def test_gated_matrices_each_with_strides_of_its_own(family):
+def test_gated_matrices_with_own_strides(family):
     (_, n, k), (a, b) = family.size, operands(family)
     other = values((k, n), family.dtype, 2, DEVICE)
     rows, both = (values(shape, family.dtype, 1, DEVICE) for shape in ((2 * n, k), (k, 2 * n)))
@@ -326,7 +326,7 @@ def test_gated_matrices_each_with_strides_of_its_own(family):
 
 
 @some()
-def test_not_finite_values_come_out_where_torch_has_them(family):
+def test_not_finite_values_as_torch(family):
     (m, n, k), (a, b) = family.size, operands(family)
     a[1, 3], a[2, k - 1], b[9, 1], b[k - 1, 2] = torch.inf, torch.nan, torch.nan, -torch.inf
     residual, out = side(family, "full"), torch.empty(m, n, dtype=family.dtype, device=DEVICE)

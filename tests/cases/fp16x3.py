@@ -72,7 +72,7 @@ else:
 
 
 @pytest.mark.parametrize(("name", "config"), CORES, ids=str)
-def test_every_family_makes_the_core_or_leaves_it(name, config):
+def test_families_make_core_or_leave_it(name, config):
     for size, layouts, layout in SIZES:
         a, b = posed(name, *size, layouts)
         buffer, out = frame(size[:2], torch.float32, layout, DEVICE)

@@ -132,7 +132,7 @@ def test_every_dtype_bit_for_bit(dtype):
 
 
 @pytest.mark.parametrize("dtype", FILLED, ids=name)
-def test_out_is_filled_and_nothing_around_it(dtype):
+def test_only_out_is_filled(dtype):
     """Rows start on 16 bytes and end anywhere, or start anywhere, in x and in out."""
     for m, n in [(19, 33)] if INTERPRETED else [(129, 131), (3, 7), (130, 134)]:
         for batch, dims in (((), (1, 0)), ((3,), (2, 0, 1))):

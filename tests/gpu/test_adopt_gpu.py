@@ -74,7 +74,7 @@ def test_it_is_right_and_measured_elsewhere(library, monkeypatch):
     assert len(library.add_to.cache) == 3
 
 
-def test_nothing_is_measured_while_a_graph_is_captured(library):
+def test_capture_measures_nothing(library):
     with tritile.adopt() as adopted:
         library.call(8192)
         x, out = torch.ones(9000, device="cuda"), torch.zeros(9000, device="cuda")
@@ -111,7 +111,7 @@ def noted(out, n, BLOCK: tl.constexpr):
     tl.store(out + tl.arange(0, BLOCK), BLOCK, mask=tl.arange(0, BLOCK) < n)
 
 
-def test_a_programs_benchmark_and_a_bad_config_are_tritons(library):
+def test_programs_benchmark_and_bad_config(library):
     def bench(call, quantiles=None):
         call()
         return [1.0] * 3

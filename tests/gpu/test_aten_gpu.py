@@ -278,7 +278,7 @@ def test_bytes(by_torch, size):
     assert by_torch
 
 
-def test_a_scale_of_one_is_not_made_within_a_graph(by_torch, monkeypatch):
+def test_scale_of_one_outside_graphs(by_torch, monkeypatch):
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no fp8")
     monkeypatch.setattr(torch_kernels, "_ones", {})
@@ -293,7 +293,7 @@ def test_a_scale_of_one_is_not_made_within_a_graph(by_torch, monkeypatch):
         assert by_torch
 
 
-def test_a_drawn_call_is_planned_by_the_table_and_tuned_beside_torch(monkeypatch):
+def test_drawn_call_planned_and_tuned(monkeypatch):
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
     device = devices.gpu(0)
     if gpu_tables.aten_times("bf16_nn", device) is None:

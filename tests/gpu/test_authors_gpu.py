@@ -78,7 +78,7 @@ def test_every_config_is_right(name, shape):
 
 @pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
 @pytest.mark.parametrize(("name", "shape"), [(name, shapes[1]) for name, shapes in SHAPES.items()])
-def test_tuned_and_remembered_and_not_measured_within_a_graph(name, shape):
+def test_tuned_remembered_unmeasured_in_graph(name, shape):
     subject = SUBJECTS[name]
     given = subject.inputs(shape, torch.float16)
     untuned, kernel = (tritile.autotune(subject.configs[:4], subject.key)(subject.kernel) for _ in range(2))
@@ -119,7 +119,7 @@ def test_offsets_beyond_32_bits(name):
     assert wrong(name, given) == {}
 
 
-def test_torch_compile_runs_what_is_remembered_and_times_nothing(monkeypatch):
+def test_torch_compile_runs_remembered(monkeypatch):
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     timed = []
@@ -153,7 +153,7 @@ def test_torch_compile_runs_what_is_remembered_and_times_nothing(monkeypatch):
         torch.testing.assert_close(got, x.softmax(-1), rtol=2e-3, atol=1e-5)
 
 
-def test_tritiles_own_product_is_searched_and_remembered():
+def test_own_product_searched_and_remembered():
     m, n, k = 1000, 520, 600
     a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
     out = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
@@ -189,7 +189,7 @@ def test_tritiles_own_product_is_searched_and_remembered():
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_a_check_finds_what_a_kernel_does_outside_and_to_its_inputs(fault, reason, dtype):
+def test_check_finds_strays(fault, reason, dtype):
     """In a process of its own, where guards alone show it."""
     with torch.device("cuda"), warnings.catch_warnings():
         warnings.simplefilter("error", IsolationWarning)

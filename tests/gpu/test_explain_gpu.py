@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.serial]
     [MatmulProblem(1, 1024, 1024, 1024, "float16", "float16"), PermuteProblem.transposed(1, 4096, 4099, 4)],
     ids=str,
 )
-def test_what_was_tuned_is_explained_with_its_times(problem):
+def test_tuned_is_explained_with_times(problem):
     tuned = tritile.tune(problem, force=True)
     found = tritile.explain(problem)
     assert (found.config, found.source) == (tuned.config, "exact")

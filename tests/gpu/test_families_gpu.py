@@ -140,7 +140,7 @@ TF32_LAYOUTS = [
 @pytest.mark.parametrize("layouts", TF32_LAYOUTS, ids=str)
 @pytest.mark.parametrize("config", TF32_CONFIGS, ids=str)
 @pytest.mark.parametrize("size", [(200, 140, 333), (600, 777, 333)], ids=str)  # copies have K contiguous
-def test_operands_of_tf32_are_rounded_by_either_launcher(size, config, layouts):
+def test_tf32_operands_rounded_by_launchers(size, config, layouts):
     """As of rounded operands, but for sums: these err by less than cutting the operands would."""
     m, n, k = size
     a, b = placed(gpu((m, k), FP32), layouts[0]), placed(gpu((k, n), FP32, 1), layouts[1])
@@ -196,7 +196,7 @@ def test_graphs_replay_on_any_stream(config):
 
 
 @every_config
-def test_a_stream_may_get_the_handle_of_one_that_was_destroyed_with_work_under_way(config):
+def test_stream_with_reused_handle(config):
     """Both are the same stream to whoever goes by handles, and run side by side."""
     prepared, call, out = prepared_call(config, 131, 97, 611)
     runtime, outs = torch.cuda.cudart(), [torch.full_like(out, math.nan) for _ in range(16)]
@@ -214,7 +214,7 @@ def test_a_stream_may_get_the_handle_of_one_that_was_destroyed_with_work_under_w
 
 
 @every_config
-def test_a_launch_that_failed_leaves_the_next_one_right(config, monkeypatch):
+def test_launch_after_failed_launch(config, monkeypatch):
     prepared, call, out = prepared_call(config, 131, 97, 611)
     wanted = bytes_of(out)
 
@@ -231,7 +231,7 @@ def test_a_launch_that_failed_leaves_the_next_one_right(config, monkeypatch):
 
 
 @every_config
-def test_threads_share_a_launch_though_they_never_used_the_gpu(config):
+def test_threads_new_to_gpu_launch(config):
     """A new thread has no context of the driver, and without memory to ask for gets none by itself."""
     prepared, call, out = prepared_call(config, 517, 390, 1030)
     wanted, other = bytes_of(out), torch.zeros_like(out)
@@ -251,7 +251,7 @@ def test_threads_share_a_launch_though_they_never_used_the_gpu(config):
 
 
 @some_configs
-def test_a_chain_waits_for_what_it_reads(config):
+def test_chain_waits_for_reads(config):
     """Each may start before the one ahead of it is done, whose result it reads, as its residual too."""
     x, weight = gpu((256, 256)) / 16, gpu((256, 256), seed=1) / 16
     outs = [torch.empty(256, 256, dtype=BF16, device="cuda") for _ in range(12)]
@@ -279,7 +279,7 @@ def test_a_chain_waits_for_what_it_reads(config):
     ],
     ids=str,
 )
-def test_shared_k_repeats_its_bits_whether_programs_wait_or_give_up(monkeypatch, size, config, polls):
+def test_shared_k_repeats_its_bits(monkeypatch, size, config, polls):
     a, b = gpu((size[0], 64 * 128)), gpu((64 * 128, size[1]), seed=1)
     wanted = None
     for looks in (polls, polls, 0):
@@ -329,7 +329,7 @@ def test_split_tails_repeat_their_bits(config, size):
     [(1, 131, 64), (577, 1000, 72), (2100, 6120, 136), (300, 5003, 1032), (1800, 1700, 2048)],
     ids=str,
 )
-def test_pairs_have_the_bits_of_single_programs(config, turned, size):
+def test_pairs_have_single_programs_bits(config, turned, size):
     """Odd numbers of tiles, one wave and several, rows off sectors and ends off 16 bytes: 30 times."""
     m, n, k = size
     a, b = gpu((m, k)), gpu((n, k), seed=1).mT if turned else gpu((k, n), seed=1)
@@ -347,7 +347,7 @@ def test_pairs_have_the_bits_of_single_programs(config, turned, size):
 
 
 @pytest.mark.parametrize("config", [*PAIRS[::2], SPLIT[0]], ids=str)
-def test_launches_run_beside_kernels_of_one_program(config):
+def test_launches_beside_other_kernels(config):
     """On the same SMs, on other streams, and launched by Triton's own launcher."""
     ready, call, out = prepared_call(config, 1500, 1400, 1000)
     plain, _, other = prepared_call(warpgroups(128, 128, 64, 2, 3), 1500, 1400, 1000)
@@ -370,7 +370,7 @@ def test_launches_run_beside_kernels_of_one_program(config):
 
 @pytest.mark.parametrize("config", [*SPLIT, *PAIRS], ids=str)
 @pytest.mark.parametrize("size", [(520, 776, 1032), (2100, 1300, 200)], ids=str)
-def test_thousands_of_launches_that_start_early_repeat_their_bits(config, size):
+def test_early_launches_repeat_bits(config, size):
     """Each may start while the one ahead of it stores: nothing of that one is still in use."""
     ready, call, out = prepared_call(config, *size)
     wanted, outs = out.clone(), [torch.full_like(out, math.nan) for _ in range(8)]
@@ -415,7 +415,7 @@ for _ in range(3):
 """
 
 
-def test_a_capture_is_the_first_that_a_process_does(tmp_path):
+def test_capture_as_first_use(tmp_path):
     env = dict(os.environ, TRITILE_CACHE_DIR=str(tmp_path), TRITILE_MODE="off")
     done = subprocess.run([sys.executable, "-c", _CAPTURE_FIRST], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -25,7 +25,7 @@ FIT = tuple(name for name in DATA if name not in (*EXTREMES, *UNSUITED))
 
 @pytest.mark.parametrize("size", [(131, 259, 300), (131, 259, 1009), (64, 128, 16384)], ids=str)
 @pytest.mark.parametrize("name", DATA)
-def test_answers_and_verdicts_of_every_kind_of_data(name, size):
+def test_answers_and_verdicts_of_data(name, size):
     a, b = posed(name, *size)
     assert_bounded(tritile.matmul(a, b, precision="fp16x3"), a, b)
     verdict = Divided(a, b).verdict
@@ -67,9 +67,7 @@ def drawn(count):
 @pytest.mark.parametrize("size", list(drawn(6)), ids=str)
 @pytest.mark.parametrize("transposed", [False, True], ids=["NN", "NT"])
 @pytest.mark.parametrize("name", RANGES)
-def test_where_parts_suit_the_mode_makes_them_and_they_are_no_less_exact_than_torch(
-    cuda_matmul, name, size, transposed
-):
+def test_mode_makes_parts_exact(cuda_matmul, name, size, transposed):
     """By their errors as shares of what was summed, so that no few elements decide."""
     cuda_matmul.fp32_precision = "none"
     m, n, k = size
@@ -85,7 +83,7 @@ def test_where_parts_suit_the_mode_makes_them_and_they_are_no_less_exact_than_to
     assert ours <= 1.001 * torchs  # where few terms decide, both are rounded alike
 
 
-def test_one_launch_serves_data_of_all_kinds_in_turn():
+def test_one_launch_all_data():
     """What a call leaves behind does not reach the next one, nor a replay of a graph."""
     a, b = torch.empty(128, 640, device="cuda"), torch.empty(640, 192, device="cuda")
     out = torch.empty(128, 192, device="cuda")

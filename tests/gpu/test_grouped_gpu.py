@@ -219,7 +219,7 @@ def test_gradients(sizes, ragged, dtype):
 
 @pytest.mark.parametrize("kind", ENDS)
 @pytest.mark.parametrize("b_layout", ["row", "column"])
-def test_bfloat16_by_torch_is_that_of_tritile(monkeypatch, b_layout, kind):
+def test_torch_bfloat16_as_tritile(monkeypatch, b_layout, kind):
     """Where a table, or what was measured, has torch's kernel make it: what belongs to no group is zero."""
     on_hopper()
     monkeypatch.setattr(ops_request, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
@@ -248,7 +248,7 @@ def test_many_groups(groups):
 
 @pytest.mark.parametrize("load", ["even", "skewed", "sparse"])
 @pytest.mark.parametrize("text", ["8x4096x1024x2048", "64x8192x1536x512"])
-def test_answers_of_the_model_and_of_torch(text, load):
+def test_answers_of_model_and_torch(text, load):
     """The suite's kind of problem, checked as the tuner checks, and by torch's own."""
     from tritile.tune.subject.operands import shared
 

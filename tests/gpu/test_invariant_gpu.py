@@ -215,7 +215,7 @@ EPILOGUES = {
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
-def test_what_follows_the_sum_is_compiled_alike(epilogue):
+def test_epilogues_compiled_alike(epilogue):
     """A multiplication that an addition follows is one fused operation in every kernel, or in none."""
     a, b, full = on_gpu((300, K), BF16), on_gpu((N, K), BF16, 1).t(), on_gpu((300, N), BF16, 2)
     out = torch.empty(300, N, dtype=FP32, device="cuda")

@@ -91,14 +91,14 @@ def test_zero_sizes():
 
 @pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("count", [65535, 65536, 131073])
-def test_more_matrices_than_a_grid_axis_holds(count):
+def test_more_matrices_than_grid(count):
     a, b = pair(3, 4, 5, torch.float16, (count,))
     assert_product(tritile.matmul(a, b), a, b)
     a = placed(a[:, :1], "sliced")
     assert_product(tritile.matmul(a, b), a, b)
 
 
-def test_one_kernel_is_not_used_for_another_alignment():
+def test_alignment_needs_own_kernel():
     flat_a, flat_b = gpu((64 * 64 + 8,), torch.float16), gpu((64 * 64 + 8,), torch.float16, 1)
     for offset in (0, 1, 0, 4, 8, 1):
         a, b = (flat[offset:][: 64 * 64].view(64, 64) for flat in (flat_a, flat_b))
@@ -129,7 +129,7 @@ def test_precisions_of_float32(size, spread):
     assert errors["ieee"] <= 1.05 * errors[None]
 
 
-def test_int8_sums_reach_the_ends_of_int32():
+def test_int8_sums_reach_int32():
     a = torch.full((16, 131071), -128, dtype=torch.int8, device="cuda")
     assert (tritile.matmul(a, a.mT) == 2**31 - 2**14).all()
     assert (tritile.matmul(a, torch.full_like(a, 127).mT) == -128 * 127 * 131071).all()
@@ -154,7 +154,7 @@ BY_ROWS = [
     "layouts", [("row", "column"), ("column", "column_sliced"), ("sparse", "column")], ids=str
 )
 @pytest.mark.parametrize("size", BY_ROWS, ids=str)
-def test_ieee_products_that_copy_b_row_by_row_first(size, layouts):
+def test_ieee_products_copying_b(size, layouts):
     of_a, of_b, m, n, k = size
     a, b = gpu((*of_a, m, k), torch.float32), gpu((*of_b, k, n), torch.float32, 1)
     a, b = placed(a, layouts[0]), placed(b, layouts[1])
@@ -173,7 +173,7 @@ KINDS = [*[(dtype, None) for dtype in (*HALF, torch.float64)], *[(torch.float32,
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=str)
-def test_nan_and_inf_spread_as_in_torch(dtype, precision, value):
+def test_nan_and_inf_as_torch(dtype, precision, value):
     a, b = pair(70, 40, 133, dtype)
     a[3, 132] = value
     a[69, 0] = value
@@ -204,7 +204,7 @@ def check_rows(got, a, b):
 
 @pytest.mark.serial
 @pytest.mark.usefixtures("poison")
-def test_an_operand_beyond_2_to_31_elements():
+def test_operand_beyond_2_31():
     needs_memory(8)
     a, b = pair(2**31 // 64 + 77, 16, 64, torch.int8)
     assert a.numel() > 2**31
@@ -212,7 +212,7 @@ def test_an_operand_beyond_2_to_31_elements():
 
 
 @pytest.mark.serial
-def test_a_column_operand_beyond_2_to_31_elements():
+def test_column_operand_beyond_2_31():
     needs_memory(8)
     rows = 2**31 // 64 + 77
     a, b = gpu((64, rows), torch.int8).mT, gpu((64, 16), torch.int8, 1)
@@ -221,7 +221,7 @@ def test_a_column_operand_beyond_2_to_31_elements():
 
 
 @pytest.mark.serial
-def test_an_output_beyond_2_to_31_elements():
+def test_output_beyond_2_31():
     needs_memory(12)
     a = torch.randint(-4, 5, (46349, 16), device="cuda", dtype=torch.int8).half()
     b = torch.randint(-4, 5, (16, 46349), device="cuda", dtype=torch.int8).half()
@@ -249,7 +249,7 @@ def test_the_current_stream_is_used():
 
 @pytest.mark.parametrize("mode", ["cached", "tune"])
 @pytest.mark.parametrize("warm", [True, False], ids=["warm", "first call"])
-def test_a_captured_call_measures_nothing_and_replays(monkeypatch, mode, warm):
+def test_captured_call_replays_unmeasured(monkeypatch, mode, warm):
     monkeypatch.setattr("tritile.tune.now.tuned_now", lambda *args: pytest.fail("measured"))
     a, b = pair(201 + warm, 130, 75 + (mode == "tune"), torch.float16)
     out = torch.empty(a.shape[0], 130, dtype=torch.float16, device="cuda")
@@ -282,14 +282,14 @@ def test_several_threads_at_once():
 
 
 @pytest.mark.serial
-def test_a_sum_as_long_as_32_bits_count():
+def test_k_beyond_32_bits():
     k = 2**31 - 1
     a = torch.ones(1, k, dtype=torch.int8, device="cuda")
     assert tritile.matmul(a, a.mT).item() == k
 
 
 @pytest.mark.serial
-def test_a_batch_longer_than_32_bits_count():
+def test_batch_beyond_32_bits():
     batch = 2**31 + 5
     a = torch.ones(batch, 1, 1, dtype=torch.int8, device="cuda")
     a[-1] = 3

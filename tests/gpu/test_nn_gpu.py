@@ -63,7 +63,7 @@ def timed_with_torch():
     return gpu_tables.aten_times("unaligned_16bit", devices.gpu(0)) is not None
 
 
-def test_a_head_of_an_odd_vocabulary_is_exchanged_and_falls_back_at_other_rows(by_torch):
+def test_odd_vocabulary_head_is_exchanged(by_torch):
     """GPT-2's, tied to its embedding."""
     if not timed_with_torch():
         pytest.skip("torch was not timed on a GPU like this one")
@@ -89,7 +89,7 @@ def test_a_head_of_an_odd_vocabulary_is_exchanged_and_falls_back_at_other_rows(b
         assert_fused(head(x).view(4000, -1), x.view(4000, -1), head.weight.t(), Sides())
 
 
-def test_a_training_step_has_gradients_of_all_parameters(by_torch):
+def test_training_step_has_all_gradients(by_torch):
     if not timed_with_torch():
         pytest.skip("torch was not timed on a GPU like this one")
     head, x = (
@@ -123,7 +123,7 @@ def test_mode_tune_measures_tritile_and_torch():
     assert times.best(TORCH, problem) is not None
 
 
-def test_a_layer_inside_transforms_and_autocast_is_torchs(by_torch):
+def test_layer_in_transforms_and_autocast(by_torch):
     layer = nn.Linear(256, 128, True, "cuda")
     convert(layer, always=True)
     layer.__class__ = exchanged.ConvertedLinear

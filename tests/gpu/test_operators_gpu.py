@@ -31,7 +31,7 @@ def test_samples_of_torchs_own_tests(op, dtype):
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=name)
 @pytest.mark.parametrize("shape", [(64, 96), (3, 33, 95)], ids=str)
-def test_gradients_of_linear_are_products_within_their_bounds(shape, dtype):
+def test_linear_gradients_within_bounds(shape, dtype):
     x, weight = gpu(shape, dtype).requires_grad_(), gpu((77, shape[-1]), dtype, 1).requires_grad_()
     y = tritile.linear(x, weight)
     g = torch.randn_like(y)
@@ -57,7 +57,7 @@ def test_a_compiled_block_trains(backend, dynamic):
             assert torch.equal(mine, other)  # the same kernels by the same plans
 
 
-def test_captured_in_a_graph_with_gradients_recorded():
+def test_captured_with_gradients():
     x, weight = gpu((65, 64), torch.bfloat16), gpu((77, 64), torch.bfloat16, 1).requires_grad_()
 
     def step():
@@ -74,7 +74,7 @@ def test_captured_in_a_graph_with_gradients_recorded():
     assert torch.equal(grad, wanted)
 
 
-def test_a_plain_call_stays_off_the_dispatcher(monkeypatch):
+def test_plain_call_skips_dispatcher(monkeypatch):
     a, b = gpu((33, 64)), gpu((64, 77), seed=1)
     tritile.matmul(a, b)
     monkeypatch.setattr(ops_request, "prepared", lambda *given: pytest.fail("it was not remembered"))

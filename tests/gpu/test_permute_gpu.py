@@ -21,7 +21,7 @@ def test_expanded_and_overlapping_inputs():
 
 
 @pytest.mark.parametrize("count", [65535, 65536, 131073])
-def test_more_matrices_than_a_grid_axis_holds(count):
+def test_more_matrices_than_grid(count):
     raw, x = bits((count, 5, 3), torch.int16)
     assert same_bits(tritile.transpose(x), raw.transpose(1, 2))
 
@@ -51,7 +51,7 @@ def test_beyond_2_to_31_elements(shape):
     ],
     ids=str,
 )
-def test_runs_of_several_dimensions_beyond_2_to_31_elements(shape, order):
+def test_runs_beyond_2_31_elements(shape, order):
     needs_memory(12)
     x = torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda")
     assert x.numel() >= 2**31
@@ -95,7 +95,7 @@ def test_boxes_go_each_way(case):
         check(*case[:4], offsets)
 
 
-def test_a_chain_of_permutations_that_start_early():
+def test_chain_of_early_permutations():
     raw, x = bits((512, 513), torch.bfloat16)
     y = x
     for _ in range(101):

@@ -104,7 +104,7 @@ def test_results_beyond_32_bits():
 
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=name)
 @pytest.mark.parametrize(("bits", "group", "zeros"), KINDS[1::3])
-def test_quantized_on_the_gpu_as_on_the_host(bits, group, zeros, dtype):
+def test_quantized_as_on_host(bits, group, zeros, dtype):
     original = values((100, 333), dtype)
     here = tritile.quantize(original, bits=bits, group_size=group, zero_points=zeros)
     there = tritile.quantize(original.cuda(), bits=bits, group_size=group, zero_points=zeros)
@@ -136,7 +136,7 @@ def test_posed_problems_are_checked(bits, zeros, m):
 
 @pytest.mark.parametrize("part", range(6))
 @pytest.mark.parametrize(("m", "bits"), [(1, 4), (240, 4), (1000, 8)])
-def test_a_sample_of_the_space_is_right(m, bits, part):
+def test_sample_of_space_is_right(m, bits, part):
     """Every ninth legal config, at sizes that end amid every tile; in parts, which compile side by side."""
     problem = QuantizedProblem(m, 1008, 2000, "bfloat16", bits, {4: 64, 8: 32}[bits], True, bias=True)
     device = devices.gpu(0)
@@ -187,7 +187,7 @@ def test_autocast_changes_no_weight(dtype, amp):
         assert torch.equal(getattr(found, part), getattr(wanted, part))
 
 
-def test_what_torch_may_not_make_is_ours(by_torch):
+def test_ours_where_torch_may_not(by_torch):
     weight, x = weight_of(320, 512, torch.float16), values((300, 512), torch.float16, 0, "cuda")
     bias = values((320,), torch.float32, 1, "cuda")
     assert_linear(tritile.linear(x, weight, bias), x, weight, bias)
@@ -203,7 +203,7 @@ def test_what_torch_may_not_make_is_ours(by_torch):
     assert not by_torch
 
 
-def test_workspaces_of_calls_in_a_row_do_not_mix(by_torch):
+def test_workspaces_do_not_mix(by_torch):
     """Calls share memory, and each launch of ours starts before the kernel ahead of it is done."""
     weights = [weight_of(1008, 2048, torch.bfloat16, seed=seed) for seed in (1, 2)]
     x = values((300, 2048), torch.bfloat16, 0, "cuda")
@@ -215,7 +215,7 @@ def test_workspaces_of_calls_in_a_row_do_not_mix(by_torch):
     assert len(by_torch) == 100
 
 
-def test_weights_written_just_before_they_are_unpacked(by_torch):
+def test_weights_written_before_unpacking(by_torch):
     """The launch waits for whatever wrote the packed weight, its scales and zero points."""
     source = [weight_of(1008, 2048, torch.bfloat16, zeros=True, seed=seed) for seed in (1, 2)]
     weight = weight_of(1008, 2048, torch.bfloat16, zeros=True, seed=3)
@@ -245,7 +245,7 @@ def test_graphs_streams_and_threads_by_torch(by_torch):
 
 @pytest.mark.serial
 @pytest.mark.usefixtures("fresh")
-def test_planned_by_the_table_and_tuned_beside_torch(monkeypatch):
+def test_packed_planned_and_tuned(monkeypatch):
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
     device = devices.gpu(0)
     if gpu_tables.aten_times("bf16_nt", device) is None:

@@ -29,7 +29,7 @@ def measured(problem):
     return [trial for trial in trials(problem, current_gpu()) if trial.us is not None]
 
 
-def test_a_measured_product_is_remembered_and_not_measured_again(monkeypatch):
+def test_measured_product_is_remembered(monkeypatch):
     a, b = values((200, 136), torch.float16, 0, "cuda"), values((136, 72), torch.float16, 1, "cuda")
     assert_product(tritile.matmul(a, b), a, b)
     assert tritile.plan(tritile.matmul, a, b).source in ("predicted", "model")
@@ -54,7 +54,7 @@ def test_a_measured_product_is_remembered_and_not_measured_again(monkeypatch):
             assert torch.equal(tritile.transpose(a), a.mT)
 
 
-def test_measuring_leaves_operands_alone_and_fills_out():
+def test_measuring_keeps_operands_fills_out():
     a, b = values((130, 64), torch.float32, 0, "cuda"), values((64, 70), torch.float32, 1, "cuda")
     before = a.clone(), b.clone()
     buffer = torch.full((130, 200), float("nan"), device="cuda")
@@ -106,7 +106,7 @@ def process(folder, mode, bench, compiled):
     return done.stdout.split()[-1], len(kernels)
 
 
-def test_a_second_process_measures_nothing_and_compiles_one_config(tmp_path):
+def test_second_process_compiles_one(tmp_path):
     source, compiled = process(tmp_path, "tune", "allowed", "first")
     assert source == "exact"
     assert compiled >= 2
@@ -125,7 +125,7 @@ WARM = ((0, 1, 512, 2.0), (1, 1, 512, 2.0), (0, 16, 512, 2), (0, 3, 1, 0.5), (4,
 
 
 @pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
-def test_warm_calls_are_told_apart_by_all_that_triton_specializes_on():
+def test_warm_calls_told_apart():
     kernel = tritile.autotune([triton.Config({"BLOCK": b}) for b in (128, 256)], [])(strided)
     base = torch.randn(9000, device="cuda")
     for _ in range(3):
@@ -148,7 +148,7 @@ def by_factor(x_ptr, BLOCK: tl.constexpr):
 
 
 @pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
-def test_a_global_that_changed_is_told_as_triton_tells_it(monkeypatch):
+def test_changed_global_as_triton(monkeypatch):
     kernel = tritile.autotune([triton.Config({"BLOCK": b}) for b in (32, 64)], [])(by_factor)
     x = torch.ones(64, device="cuda")
     for _ in range(3):
@@ -171,7 +171,7 @@ def added_by_address(addresses, out, n, count: tl.constexpr, BLOCK: tl.constexpr
     tl.store(out + at, total, mask=at < n)
 
 
-def test_memory_whose_addresses_the_kernel_holds_as_numbers_is_measured_here():
+def test_addresses_as_numbers_measured_here():
     """Another process lacks that memory: there every config fails."""
     n, configs = 5000, [triton.Config({"BLOCK": block}) for block in (256, 512, 1024)]
     kernel = tritile.autotune(configs, ["n"])(added_by_address)
@@ -191,7 +191,7 @@ def beyond_the_view(x, n, BLOCK: tl.constexpr):
     tl.store(x + at, at.to(tl.float32), mask=at < n)
 
 
-def test_a_view_that_the_kernel_writes_beyond_is_measured_here():
+def test_overwritten_view_measured_here():
     n, configs = 3000, [triton.Config({"BLOCK": block}) for block in (256, 1024)]
     kernel = tritile.autotune(configs, ["n"])(beyond_the_view)
     memory = torch.zeros(n, device="cuda")

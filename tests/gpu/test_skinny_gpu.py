@@ -110,7 +110,7 @@ def test_few_columns(of_w, n, k, sliced):
 
 @pytest.mark.parametrize("offset", [0, 1, 2, 4, 7])
 @pytest.mark.parametrize("row", [1027, 1028, 1030, 1032, 1040])
-def test_rows_that_begin_anywhere_in_a_word(offset, row):
+def test_rows_begin_amid_words(offset, row):
     for size in (1023, 1024, 1027):
         for dtype in (FP16, FP32):
             check(gpu((2, size), dtype), at(offset, 77, size, dtype, row), some=slice(2))
@@ -136,7 +136,7 @@ PLANNED = {"column": (1, 4099, 10007, FP32), "row": (1, 4099, 10007, FP32), "odd
 
 
 @every
-def test_calls_plan_it_alike_in_graphs_and_not_where_batch_invariant(of_w):
+def test_planned_alike_in_graphs(of_w):
     m, k, n, dtype = PLANNED[of_w]
     many, w = gpu((m + 40, k), dtype), placed(gpu((k, n), dtype, 1), "row" if of_w == "row" else "column")
     a = many[:m]

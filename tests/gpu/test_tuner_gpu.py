@@ -69,7 +69,7 @@ def run_faulty(kernel, n=4099):
 
 
 @pytest.mark.parametrize("fault", REASONS)
-def test_a_bad_config_costs_itself_alone_and_its_reason_is_recorded(fault):
+def test_bad_config_costs_itself(fault):
     configs = [triton.Config({"BLOCK": 256, "FAULT": fault}), triton.Config({"BLOCK": 128, "FAULT": 0})]
     kernel = tritile.autotune(configs, ["N"], reference=plus_one)(faulty)
     run_faulty(kernel, 4099 + fault)
@@ -109,7 +109,7 @@ def accumulate(x, total, N, BLOCK: tl.constexpr):
 
 
 @pytest.mark.parametrize("isolate", [True, False])
-def test_kernels_that_change_what_they_read_find_it_as_it_was(isolate):
+def test_changed_inputs_are_restored(isolate):
     configs = [triton.Config({"BLOCK": block}) for block in (128, 256, 512)]
     kernel = tritile.autotune(
         configs, ["N"], reset_to_zero=["total"], restore_value=["x"], isolate=isolate,
@@ -124,7 +124,7 @@ def test_kernels_that_change_what_they_read_find_it_as_it_was(isolate):
     torch.testing.assert_close(total[0], before.sum(), rtol=1e-4, atol=0)
 
 
-def test_a_call_that_cannot_be_sent_is_measured_here():
+def test_unsendable_call_measured_here():
     lock = threading.Lock()
     configs = [triton.Config({"BLOCK": b, "FAULT": 0}) for b in (128, 256)]
     kernel = tritile.autotune(configs, ["N"])(faulty)
@@ -139,7 +139,7 @@ MATMUL = MatmulProblem(1, 512, 384, 640, "bfloat16", "bfloat16", b_layout="colum
 PERMUTE = PermuteProblem.transposed(1, 1023, 1025, 2)
 
 
-def test_own_problems_are_searched_checked_and_kept():
+def test_own_problems_searched_and_kept():
     device, kept = current_gpu(), []
     with PoolRunner(0) as shop:
         keep = lambda digest, trial: kept.append(trial)  # noqa: E731
@@ -153,7 +153,7 @@ def test_own_problems_are_searched_checked_and_kept():
     assert {trial.problem for trial in kept} == {MATMUL, PERMUTE}
 
 
-def test_answers_are_checked_in_fp32_inside_autocast(cuda_matmul):
+def test_checked_in_fp32_under_autocast(cuda_matmul):
     cuda_matmul.fp32_precision = "tf32"
     a = torch.ones(64, 64, device="cuda") + 2.0**-12  # more digits than TF32 and 16-bit types have
     with torch.autocast("cuda", dtype=torch.bfloat16):

@@ -126,7 +126,7 @@ def contents(folder):
 @pytest.mark.skipif(
     not known_target(current_gpu().name if current_gpu() else ""), reason="no --target names it"
 )
-def test_what_was_compiled_without_a_gpu_runs_with_one_and_compiles_nothing(tmp_path):
+def test_compiled_without_gpu_runs(tmp_path):
     device = current_gpu()
     if device.arch == 90:
         assert device.target == GPUTarget("cuda", 90, 32)
@@ -157,7 +157,7 @@ def test_what_was_compiled_without_a_gpu_runs_with_one_and_compiles_nothing(tmp_
     assert {name: after.get(name) for name in before} == before
 
 
-def test_what_is_warmed_is_not_compiled_by_calls(tmp_path):
+def test_warmed_calls_compile_nothing(tmp_path):
     env = {"TRITON_CACHE_DIR": str(tmp_path)}
     kernels = int(process(["-c", WARMED], **env).split()[-1])
     assert kernels > 0

@@ -255,7 +255,7 @@ WIDE = [
 
 @pytest.mark.parametrize(("shape", "x_strides"), WIDE, ids=str)
 @pytest.mark.parametrize("config", [turned(64, 64), boxed(8192, 64, 4)], ids=lambda config: config.family)
-def test_runs_of_several_dimensions_compile_beyond_32_bits(shape, x_strides, config):
+def test_runs_beyond_32_bits(shape, x_strides, config):
     out = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     problem, device = PermuteProblem.of(shape, x_strides, out, 1), target_device("nvidia-h200")
     assert max(len(run) for run in problem.plane[:2]) > 1
@@ -286,13 +286,14 @@ def test_the_driver_is_put_back():
     assert driver._active is before
 
 
-def test_gated_operands_that_no_descriptor_reads_are_copied():
+def test_gated_operands_are_copied():
     problem = replace(ODD, epilogue=GATED[1])
     kernels = kernels_of(problem, tma(64, 64, 64, 4, 4, persistent=True))
     assert [kernel.name for kernel in kernels] == ["repack", "repack", "gated_descriptor"]
 
 
-def test_gated_tiles_are_not_shared_nor_made_by_warpgroups():
+def test_gated_tiles_alone():
+    """Neither split-K nor warpgroups make gated tiles."""
     problem, device = replace(PLAIN, epilogue=GATED[0]), target_device("nvidia-h200")
     assert "SPLIT_K must be 1" in illegal(tma(64, 64, 64, 4, 4, split=4), problem, device)
     assert "tile and descriptor" in illegal(BY_WARPGROUPS[0], problem, device)
@@ -324,7 +325,7 @@ LOWERED = [
 
 
 @pytest.mark.parametrize(("name", "problem", "config"), LOWERED, ids=label)
-def test_every_launch_of_a_lowered_product_fits(name, problem, config, monkeypatch):
+def test_lowered_launches_fit(name, problem, config, monkeypatch):
     monkeypatch.setattr(problems, "_BY_ROWS_FROM", 1)
     device = target_device(name)
     config = config if isinstance(config, Config) else config(problem, device)
@@ -338,7 +339,7 @@ def test_every_launch_of_a_lowered_product_fits(name, problem, config, monkeypat
         assert len(kernels) == 2
 
 
-def test_the_core_of_a_product_of_parts_is_a_product_of_its_own():
+def test_core_of_fp16x3_product():
     core = RAGGED_PARTS.core
     assert (core.dtype, core.k, core.a_align, core.b_align) == ("float16", 3 * 9984, 16, 16)
     layouts = core.a_layout, core.b_layout, LONG.core.a_layout, LONG.core.b_layout
@@ -355,5 +356,5 @@ def test_the_core_of_a_product_of_parts_is_a_product_of_its_own():
 
 
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])
-def test_older_gpus_have_the_tile_kernel_alone(target):
+def test_older_gpus_tile_only(target):
     assert model.families(SQUARE, target_device(target)) == ["tile"]

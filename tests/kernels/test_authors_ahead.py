@@ -52,6 +52,6 @@ def test_other_dtypes_and_sizes_compile(name, shape, dtype):
 
 
 @pytest.mark.parametrize("name", ["softmax", "layer_norm"])
-def test_aligned_rows_are_read_16_bytes_at_a_time(name):
+def test_aligned_rows_read_16_bytes(name):
     text = compiled(name, "sm_90", (64, 1024))
     assert "ld.global.v4.b32" in text or "ld.global.L1::evict_last.v4.b32" in text

@@ -43,7 +43,7 @@ def inputs(name, shape, dtype=torch.float32):
 @pytest.mark.parametrize("columns", [1, 31, 32, 33, 97])  # of blocks of 32
 @pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
 @pytest.mark.parametrize("name", ["softmax", "layer_norm"])
-def test_rows_of_any_length_with_gaps_between_them(name, dtype, columns, rows, count):
+def test_rows_of_any_length(name, dtype, columns, rows, count):
     given = inputs(name, (count, columns), dtype)
     x, out = (torch.full((count, columns + 7), float("nan"), dtype=dtype) for _ in range(2))
     x[:, :columns] = given["x_ptr"]
@@ -69,7 +69,7 @@ def test_softmax_of_large_and_infinite_elements(block):
 
 
 @pytest.mark.parametrize("block", [32, 1024])
-def test_layer_norm_where_the_mean_is_large(block):
+def test_layer_norm_large_mean(block):
     """Sums of squares would lose every digit of the variance here."""
     given = inputs("layer_norm", (3, 1000))
     given["x_ptr"] += 4096
@@ -88,7 +88,7 @@ HEADS = [((2, 3, 21, 64), torch.float16, (16, 16)), ((2, 3, 21, 128), torch.floa
 
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize(("shape", "dtype", "blocks"), LENGTHS + HEADS, ids=str)
-def test_attention_of_any_length_and_several_heads(shape, dtype, blocks, causal):
+def test_attention_lengths_and_heads(shape, dtype, blocks, causal):
     given = inputs("attention", (*shape, causal), dtype)
     check("attention", given, BLOCK_M=blocks[0], BLOCK_N=blocks[1])
 
@@ -113,7 +113,7 @@ def test_attention_of_large_scores():
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_configs_are_different_and_of_the_space(name):
+def test_configs_differ_and_are_in_space(name):
     subject = SUBJECTS[name]
     listed = {str(config) for config in subject.configs}
     assert 20 <= len(listed) == len(subject.configs) <= 40

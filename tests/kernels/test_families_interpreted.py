@@ -11,7 +11,7 @@ from tritile.ops.products import matmul_call
 pytestmark = pytest.mark.interpreted
 
 
-def test_batches_of_three_dimensions_that_do_not_merge():
+def test_batches_that_do_not_merge():
     a, b = values((2, 3, 2, 37, 51), FP32), values((2, 1, 2, 51, 29), FP32, 1)
     sides = Sides(bias=values((3, 1, 1, 29), FP32, 2), residual=values((2, 1, 1, 37, 29), FP32, 3))
     assert len(matmul_call(a, b, torch.empty(2, 3, 2, 37, 29), "ieee", **sides._asdict()).batch_shape) == 3

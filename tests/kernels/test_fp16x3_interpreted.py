@@ -102,14 +102,14 @@ def test_tiles_end_where_the_operands_do(monkeypatch, size, programs):
         assert_divided(a, b)
 
 
-def test_a_row_of_more_chunks_than_are_looked_at_together(monkeypatch):
+def test_rows_of_many_chunks(monkeypatch):
     cut_small(monkeypatch, 1000)
     a, b = posed("normal", 2, 3, 1100, ("column", "row"))
     a[1, 0], b[-1, 2] = 100.0, -100.0
     assert assert_divided(a, b).verdict == limits_passed(a, A_SPARSE) | limits_passed(b.mT, B_SPARSE)
 
 
-def test_a_split_is_exact_to_the_last_bit_but_one():
+def test_split_is_exact():
     """24 bits in 11 + 1 + 11: only an odd lo of 12 bits is rounded."""
     x = torch.cat([torch.arange(2**23, 2**23 + 2**13), torch.arange(2**24 - 2**13, 2**24)]).float()[None]
     _, back = whole(*(lambda d: (d.a, d.a_scale, True))(Divided(x, x.mT.contiguous())))
@@ -144,7 +144,7 @@ def test_verdicts_and_bounds(monkeypatch, name):
     assert_bounded(tritile.matmul(a, b, precision="fp16x3"), a, b)
 
 
-def test_lossy_elements_do_no_harm_among_dense_rows(tiled):
+def test_lossy_elements_among_dense_rows(tiled):
     """1 in 64 of each row and column so small that its split keeps next to nothing."""
     k = 256
     a, b = values((6, k), torch.float32).sign() * 3.0, values((k, 6), torch.float32, 1).sign() * 3.0
@@ -160,7 +160,7 @@ def test_lossy_elements_do_no_harm_among_dense_rows(tiled):
 @pytest.mark.parametrize(
     ("zeros_a", "zeros_b", "fits"), [(0.6, 0.1, True), (0.1, 0.6, True), (0.4, 0.4, False), (0.8, 0, False)]
 )
-def test_one_dense_operand_makes_up_for_a_sparse_one(tiled, zeros_a, zeros_b, fits):
+def test_dense_operand_for_sparse_one(tiled, zeros_a, zeros_b, fits):
     k = 320
     place = torch.arange(k)
     a, b = torch.ones(4, k), torch.ones(k, 4)
@@ -194,7 +194,7 @@ def test_errors_with_tensor_cores_simulated(k):
             assert float(error[alike].norm()) < float(errors[alike].norm())
 
 
-def test_the_bound_is_below_that_of_any_fp32_sum():
+def test_bound_below_fp32_sums():
     assert all(error_bound(k) < k * U for k in range(128, 2**20, 997))
 
 

@@ -69,7 +69,7 @@ def test_offsets(kind, ragged, config):
 @pytest.mark.parametrize("config", [TILE, TMA[0]], ids=str)
 @pytest.mark.parametrize("turn", [("row", "row"), ("row", "column"), ("column", "row")], ids=str)
 @pytest.mark.parametrize("ragged", RAGGED)
-def test_matrices_of_groups_by_rows_or_columns(ragged, turn, config):
+def test_group_matrices_by_rows_or_columns(ragged, turn, config):
     offs = torch.tensor([8, 8, 20, 40], dtype=torch.int32)
     within = {"rows": turn[0] == "column", "columns": turn[1] == "row"}[ragged]
     a, b = (placed(x, layout) for x, layout in zip(posed(ragged, offs), turn, strict=True))
@@ -100,7 +100,7 @@ def test_any_strides(ragged, layout, monkeypatch):
 
 @pytest.mark.parametrize("config", TMA, ids=str)
 @pytest.mark.parametrize("columns", [3, 36])
-def test_rows_that_start_on_16_bytes_wherever_they_end(config, columns):
+def test_rows_starting_on_16_bytes(config, columns):
     a, b = posed("rows", ON_16_BYTES)
     run(config, a, placed(b[..., :columns].contiguous(), "padded"), ON_16_BYTES, "padded")
 
@@ -172,7 +172,7 @@ def test_strides_that_make_tiles_wide():
 
 @pytest.mark.parametrize("last", [0, 5, 36, 40])
 @pytest.mark.parametrize("layout", ["row", "sliced"])
-def test_rows_of_no_group_become_zero_behind_torchs_kernel(layout, last):
+def test_rows_of_no_group_are_zero(layout, last):
     buffer, out = frame((40, 36), torch.bfloat16, layout)
     out.fill_(1)
     ends = torch.tensor([0, last], dtype=torch.int32)

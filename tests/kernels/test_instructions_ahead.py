@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from tests.ahead import SQUARE, compiled
-from tests.configs import numerics
+from tests.ahead import RAGGED, SQUARE, compiled, fits, groups
+from tests.configs import HAS_PAIRS, numerics, pair, split
 from tests.unit.test_invariant import (
     AMPERE,
     CONSUMER,
@@ -27,6 +27,7 @@ from tritile.core.device import TARGETS, target_device
 from tritile.core.problem import MatmulProblem
 from tritile.families.launching import compiled_for
 from tritile.families.space import illegal
+from tritile.runtime.ahead import resources
 
 BLACKWELL = TARGETS["sm_100"]
 MATRIX = re.compile(r"wgmma\.mma_async\S*?m64n\d+(k\d+)|(tcgen05\.mma)\S*|mma\.sync\S*?(m\d+n\d+k\d+)")
@@ -65,7 +66,7 @@ WARP = [
 )
 def test_instructions(config, problem, device, wanted, kind):
     assert numerics(config, problem, device).instruction == kind
-    found = {next(filter(None, groups)) for groups in MATRIX.findall(ptx_of(config, problem, device))}
+    found = {next(filter(None, parts)) for parts in MATRIX.findall(ptx_of(config, problem, device))}
     assert found == {wanted}
 
 
@@ -110,7 +111,7 @@ def test_the_same_multiplications_are_fused(epilogue, fused):
         (tile(16, 64, 32), "float32"),
     ],
 )
-def test_alpha_is_what_is_fused_and_not_beta(config, dtype, spread):
+def test_alpha_is_fused_not_beta(config, dtype, spread):
     """What is added to one row differs by column alone: its bits are those of a full matrix's row."""
     ptx = ptx_of(config, of_type(dtype, epilogue=f"bias={spread} weighted"), HOPPER)
     parameters = dict(re.findall(r"ld\.param\.b32\s+(%r\d+), \[\w+_param_(\d+)\]", ptx))
@@ -134,7 +135,7 @@ def test_alpha_is_what_is_fused_and_not_beta(config, dtype, spread):
         ("gfx942", "amdgcn", "v_mfma"),
     ],
 )
-def test_tensor_cores_and_asynchronous_copies_are_used(name, text, instruction):
+def test_tensor_cores_and_async_copies(name, text, instruction):
     kernel = compiled_for(SQUARE, tile(128, 128, 32, 8, 3), target_device(name))
     assert instruction in kernel.asm[text]
 
@@ -153,3 +154,24 @@ def test_alignment_decides_the_width_of_loads(size, align, wide):
     kernel = compiled(problem, tile(64, 64, 32))
     sixteen = "cp.async.cg.shared.global [ %" in kernel.asm["ptx"] and ", 0x10" in kernel.asm["ptx"]
     assert sixteen == wide
+
+
+ATOMICS, CLUSTERS = r"\batom\.", r"barrier\.cluster|multicast::cluster|\bmapa\."
+OPTIONS = [
+    (SQUARE, tile(64, 64, 64), set()),
+    (SQUARE, tma(64, 64, 64), set()),
+    (SQUARE, tma(128, 64, 64, persistent=True), set()),
+    (SQUARE, tma(64, 64, 64, split=4), {ATOMICS}),
+    (SQUARE, groups(128, 128, 64, 2, 4), set()),
+    (RAGGED, groups(128, 128, 64, 2, 4, persistent=True), set()),
+    (RAGGED, split(128, 128, 2, 4), {ATOMICS}),
+    *([(SQUARE, pair(128, 192, 2, 4), {CLUSTERS})] * HAS_PAIRS),
+]
+
+
+@pytest.mark.parametrize(("problem", "config", "wanted"), OPTIONS, ids=str)
+def test_options_off_leave_no_code(problem, config, wanted):
+    """Counters are for programs that share K, clusters are for pairs, and nothing is spilled."""
+    kernel = compiled(problem, config)
+    assert {found for found in (ATOMICS, CLUSTERS) if re.search(found, kernel.asm["ptx"])} == wanted
+    assert fits(resources(kernel), HOPPER)

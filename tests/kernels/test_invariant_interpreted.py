@@ -38,7 +38,7 @@ def test_rows_in_any_company(call, dtype, layout):
         assert torch.equal(call(x[start : start + count]), whole[start : start + count]), (start, count)
 
 
-def test_what_is_added_to_rows_and_scales_of_rows():
+def test_added_rows_and_row_scales():
     x, residual, scales = (
         values((TOTAL, K), torch.bfloat16),
         values((TOTAL, N), torch.bfloat16, 3),
@@ -61,7 +61,7 @@ def test_what_is_added_to_rows_and_scales_of_rows():
     assert_fused(linear(slice(None)), x, weight.t(), Sides(None, None, bias, residual, "silu"))
 
 
-def test_products_are_added_one_after_the_other():
+def test_products_are_added_in_order():
     """Products of fp16 numbers are exact in fp32, so that only the order of the sum decides its bits."""
     a, b = values((TOTAL, 130), torch.float16), values((130, N), torch.float16, 1)
     wanted = torch.zeros(TOTAL, N)
@@ -70,7 +70,7 @@ def test_products_are_added_one_after_the_other():
     assert torch.equal(tritile.matmul(a, b, out_dtype=torch.float32), wanted)
 
 
-def test_rows_of_groups_move_to_other_places_and_companies():
+def test_rows_of_groups_move():
     a, b = values((TOTAL, K), torch.float16), values((3, K, N), torch.float16, 1)
     found = []
     for ends, start in (([5, 12, 40], 5), ([0, 40, 40], 0), ([20, 27, 27], 20), ([39, 40, 40], 39)):
@@ -85,7 +85,7 @@ def test_rows_of_groups_move_to_other_places_and_companies():
 
 
 @pytest.mark.parametrize("invariant", [False, True])
-def test_torchs_deterministic_algorithms_find_nothing_to_refuse(invariant):
+def test_torch_deterministic_algorithms(invariant):
     """Operations run under it, with fresh memory full of NaN, and give the same bits as without."""
     x, weight, up = (values(shape, torch.float16, i) for i, shape in enumerate(((9, 64), (N, 64), (N, 64))))
     offs = torch.tensor([4, 9], dtype=torch.int32)

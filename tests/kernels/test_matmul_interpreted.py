@@ -59,7 +59,7 @@ QUANTISED = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2), (INT8, INT8
 @pytest.mark.parametrize(("a_dtype", "b_dtype"), QUANTISED, ids=name)
 @pytest.mark.parametrize("of_a", [(), (1, 1), (19, 1)], ids=str)
 @pytest.mark.parametrize("of_b", [(), (1,), (1, 23)], ids=str)
-def test_scales_of_a_tensor_and_of_rows_and_columns(a_dtype, b_dtype, of_a, of_b):
+def test_scales_of_tensor_rows_columns(a_dtype, b_dtype, of_a, of_b):
     """Sums of int8 are exact, however long."""
     for k in (41,) if a_dtype != INT8 else (1, 41, 1100):
         a, b = values((19, k), a_dtype), values((k, 23), b_dtype, 1)
@@ -75,7 +75,7 @@ def test_scales_of_a_tensor_and_of_rows_and_columns(a_dtype, b_dtype, of_a, of_b
         assert_fused(got, a, b, Sides(*scales, bias, residual, activation or ""))
 
 
-def test_sums_of_int8_are_exact_before_they_are_scaled():
+def test_int8_sums_exact_before_scaling():
     """By fp32 alone these would cancel to something else: 2^24 and one, minus 2^24."""
     a = torch.tensor([[127] * 1041 + [1]], dtype=INT8)
     b = torch.tensor([[127]] * 1041 + [[-1]], dtype=INT8)
@@ -87,7 +87,7 @@ def test_sums_of_int8_are_exact_before_they_are_scaled():
     assert -1 <= tritile.scaled_matmul(a, b, one, one, bias=bias, out_dtype=FP32).item() <= 2
 
 
-def test_a_result_that_lies_by_columns_is_described_as_its_transpose():
+def test_column_result_is_transpose():
     row, column = values((29,), FP32), values((37, 1), FP32)
     sides = Sides(column, row, row, column, "gelu", 0.5, 2.0)
     a, b, out = torch.empty(37, 51), torch.empty(51, 29), torch.empty(29, 37).mT
@@ -111,7 +111,7 @@ def test_results_too_large_become_inf():
     assert torch.equal(tritile.matmul(a, a.mT, out_dtype=FP32), torch.full((3, 3), 680000.0))
 
 
-def test_gelu_is_right_to_the_last_digits_far_below_zero_too():
+def test_gelu_far_below_zero():
     x = torch.linspace(-6, 14, 2001)[:, None]
     got = tritile.linear(x, torch.ones(1, 1), activation="gelu").double()
     wanted = torch.special.ndtr(x.double()) * x.double()
@@ -126,7 +126,7 @@ TILED = [*((FP16, blocks) for blocks in BLOCKS), *((FP32, blocks) for blocks in 
 
 @pytest.mark.parametrize(("dtype", "blocks"), TILED, ids=str)
 @pytest.mark.parametrize("k", [100, 512, 600])
-def test_blocks_of_any_shape_give_the_answer(blocks, k, dtype):
+def test_blocks_of_any_shape(blocks, k, dtype):
     config = tile(*blocks[:3], warps=16, stages=1, group=blocks[3])
     a, b = placed(values((37, k), dtype), "sliced"), placed(values((k, 41), dtype, 1), "column_sliced")
     out = torch.empty(37, 41, dtype=dtype)
@@ -136,7 +136,7 @@ def test_blocks_of_any_shape_give_the_answer(blocks, k, dtype):
     assert_product(out, a, b)
 
 
-def test_what_rounding_loses_of_each_block_of_k_is_added_again():
+def test_rounding_losses_are_added():
     """One block adds up to 1, each of 127 others to a fourth of the step of fp32 at 1."""
     step = torch.finfo(FP32).eps
     a, b, out = torch.zeros(16, 128 * 32), torch.ones(128 * 32, 16), torch.empty(16, 16)
@@ -145,7 +145,7 @@ def test_what_rounding_loses_of_each_block_of_k_is_added_again():
     assert float((out.double() - (1 + 127 * step / 4)).abs().max()) <= step
 
 
-def test_sizes_near_the_end_of_32_bits_are_wide():
+def test_sizes_near_32_bits():
     assert WIDE_FROM + 2**12 < 2**31
     for m, k, wide in ((WIDE_FROM, 1, True), (WIDE_FROM - 1, 1, False), (1, WIDE_FROM, True)):
         a = torch.empty((), dtype=INT8).expand(m, k)
@@ -158,7 +158,7 @@ def test_sizes_near_the_end_of_32_bits_are_wide():
         assert tile_family.work(far, tile(16, 16, 16)).steps[0].args["WIDE"] is wide
 
 
-def test_the_problem_of_a_gated_product_counts_both_matrices():
+def test_gated_problem_counts_both_matrices():
     plain = MatmulProblem(1, 64, 48, 32, "float16", "float16")
     gated = replace(plain, epilogue="gated silu")
     assert gated.flops == 2 * plain.flops
@@ -172,7 +172,7 @@ def test_the_problem_of_a_gated_product_counts_both_matrices():
 NT = MatmulProblem(1, 512, 512, 512, "float32", "float32", b_layout="column")
 
 
-def test_which_products_copy_b_row_by_row_first():
+def test_which_products_copy_b():
     assert NT.by_rows
     assert (NT.core.b_layout, NT.core.b_align) == ("row", 16)
     assert NT.core.core == NT.core
@@ -202,7 +202,7 @@ FACTORS = [*((dtype, True) for dtype in (torch.bfloat16, torch.float64, torch.co
 
 @pytest.mark.parametrize(("dtype", "batched"), FACTORS, ids=str)
 @pytest.mark.parametrize("beta", [1, 0.5, 0])
-def test_factors_are_not_read_where_alpha_is_0(dtype, batched, beta):
+def test_factors_unread_if_alpha_is_0(dtype, batched, beta):
     """They hold NaN and infinities; their gradients are zeros."""
     op, batch = (tritile.baddbmm, (2,)) if batched else (tritile.addmm, ())
     sizes = (3, 5), (3, 4), (4, 5)

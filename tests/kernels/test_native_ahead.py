@@ -100,7 +100,7 @@ def compiled(problem, config, monkeypatch):
     return zip(work.steps, kernels, strict=True), tuple(buffers)
 
 
-def test_a_driver_that_does_not_tell_the_parameters_launches_nothing(monkeypatch):
+def test_driver_without_parameters_launches_nothing(monkeypatch):
     problem, config, *_ = CASES[0]
     steps, buffers = compiled(problem, config, monkeypatch)
     step, kernel = next(steps)
@@ -113,7 +113,7 @@ def test_a_driver_that_does_not_tell_the_parameters_launches_nothing(monkeypatch
 
 
 @pytest.mark.parametrize("change", ["swapped", "another", "narrower"])
-def test_parameters_of_the_same_size_that_are_others_are_refused(monkeypatch, change):
+def test_swapped_parameters_are_refused(monkeypatch, change):
     """By what Triton itself takes the kernel's parameters for: its own launcher then makes the call."""
     steps, buffers = compiled(RAGGED, tile(32, 64, 32, 4, 3), monkeypatch)
     step, kernel = next(steps)
@@ -130,7 +130,7 @@ def test_parameters_of_the_same_size_that_are_others_are_refused(monkeypatch, ch
 
 
 @pytest.mark.parametrize(("problem", "config"), CASES, ids=lambda value: str(value).replace(" ", "_"))
-def test_every_buffer_comes_to_the_parameter_that_names_it(problem, config, monkeypatch):
+def test_buffers_reach_named_parameters(problem, config, monkeypatch):
     """Where it lies at this launch, be it behind a pointer or a descriptor, whose strides are in bytes."""
     steps, buffers = compiled(problem, config, monkeypatch)
     for step, kernel in steps:
@@ -166,9 +166,7 @@ PAIR = {4: [2, 1, 1], 5: [1, 0, 0]}
     ],
     ids=["warpgroups", "pairs"][: 1 + HAS_PAIRS],
 )
-def test_launches_start_before_the_kernel_ahead_is_done_and_say_how_many_ctas_a_cluster_has(
-    config, grid, more, monkeypatch
-):
+def test_launches_start_early_with_clusters(config, grid, more, monkeypatch):
     """By the driver's attributes 6, 4 and 5. The driver counts CTAs in a grid, Triton clusters."""
     steps, buffers = compiled(SQUARE, config, monkeypatch)
     ((step, kernel),) = steps

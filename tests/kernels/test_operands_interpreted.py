@@ -31,7 +31,7 @@ def steps(a, b, config=CONFIG):
     return [step.kernel.__name__ for step in work.steps], len(work.scratch)
 
 
-def test_only_the_operand_that_needs_it_is_copied():
+def test_only_needed_operand_is_copied():
     even, odd, wide = torch.empty(64, 64), torch.empty(64, 65), torch.empty(64, 96)
     assert steps(even, even) == (["matmul_descriptor"], 0)
     assert steps(even, odd) == (["repack", "matmul_descriptor"], 1)
@@ -63,7 +63,8 @@ def halves(m, n, k, layout="column", **more):
     ],
     ids=str,
 )
-def test_operands_whose_rows_start_off_sectors_are_copied_where_that_pays(problem, copies):
+def test_rows_off_sectors_are_copied(problem, copies):
+    """Only if that makes the product faster."""
     assert realigned(problem) == copies
     unreadable = problem.a_align < 16, problem.b_align < 16
     assert copied(problem) == tuple(map(any, zip(copies, unreadable, strict=True)))
@@ -71,7 +72,7 @@ def test_operands_whose_rows_start_off_sectors_are_copied_where_that_pays(proble
 
 @pytest.mark.parametrize("copies", [(True, False), (False, True), (True, True)], ids=str)
 @pytest.mark.parametrize("layout", ["row", "column"])
-def test_copies_of_rows_off_sectors_give_the_same_answers(copies, layout, monkeypatch):
+def test_copies_of_rows_off_sectors(copies, layout, monkeypatch):
     monkeypatch.setattr(descriptors, "realigned", lambda problem: copies)
     m, n, k = 44, 52, 68  # of 4 bytes: rows start on 16 bytes, and not on 32
     a, b = (placed(values(shape, torch.float32, i), layout) for i, shape in enumerate(((m, k), (k, n))))
@@ -82,7 +83,7 @@ def test_copies_of_rows_off_sectors_give_the_same_answers(copies, layout, monkey
     assert steps(a, b)[0] == ["repack", "matmul_descriptor"]
 
 
-def test_calls_that_the_kernel_cannot_make_are_refused():
+def test_impossible_calls_are_refused():
     a, b = torch.empty(32, 48), torch.empty(48, 32)
     with pytest.raises(TuningError, match="SPLIT_K = 4 leaves programs without a block of K = 48"):
         steps(a, b, tma(32, 32, 16, group=2, split=4))
@@ -107,7 +108,7 @@ LAYOUTS = [("row", "row"), ("row", "column"), ("column", "row"), ("offset", "sli
 
 @pytest.mark.parametrize("batch", [(), (3,)], ids=str)
 @pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
-def test_operands_are_copied_so_that_k_is_contiguous(monkeypatch, layouts, batch):
+def test_copies_make_k_contiguous(monkeypatch, layouts, batch):
     monkeypatch.setattr(descriptors, "_COPIED_FROM", 1)
     shapes = ((*batch, 33, 70), (*batch, 70, 35))
     a, b = (placed(values(shape, torch.float32, i), layouts[i]) for i, shape in enumerate(shapes))
@@ -124,7 +125,8 @@ def test_operands_are_copied_so_that_k_is_contiguous(monkeypatch, layouts, batch
 @pytest.mark.parametrize(
     ("m", "n", "found"), [(512, 512, (True, True)), (512, 511, (False, True)), (511, 512, (True, False))]
 )
-def test_operands_that_thin_ones_meet_stay_as_they_are(m, n, found):
+def test_thin_operands_prevent_copies(m, n, found):
+    """A product with one thin operand leaves the other as it is."""
     problem = MatmulProblem(1, m, n, 512, "float32", "float32", a_layout="column", precision="tf32")
     assert k_major_copies(problem) == found
     assert k_major_copies(replace(problem, a_align=4, b_align=8)) == (True, True)  # copied in any case
@@ -132,7 +134,7 @@ def test_operands_that_thin_ones_meet_stay_as_they_are(m, n, found):
     assert k_major_copies(replace(problem, a_layout="row", b_layout="column")) == (False, False)
 
 
-def test_operands_are_rounded_to_the_nearest_tf32():
+def test_operands_round_to_tf32():
     a, b = values((33, 70), torch.float32), values((70, 35), torch.float32, 1)
     got, rounded = tritile.matmul(a, b, precision="tf32"), [rounded_to_tf32(x) for x in (a, b)]
     bound = 70 * 2.0**-24 * product64(*(x.abs() for x in rounded))
@@ -143,7 +145,7 @@ def test_operands_are_rounded_to_the_nearest_tf32():
     assert torch.equal(got, torch.full((16, 16), (1 + 2.0**-10) ** 2))
 
 
-def test_rounding_goes_to_even_and_leaves_what_is_not_finite():
+def test_rounding_to_even_and_not_finite():
     ulp, inf, nan = 2.0**-10, float("inf"), float("nan")
     rounded = {
         1 + ulp / 2: 1.0,

@@ -49,14 +49,14 @@ def steps(kernel):
     ],
     ids=["turn", "copy", "box", "product", "shared K", "gated", "groups", "int4", "int4 by TMA"],
 )
-def test_a_kernel_that_starts_early_waits_before_it_touches_memory(problem, config):
+def test_early_kernel_waits_for_memory(problem, config):
     ptx = launching.compiled_for(problem, config, H200).asm["ptx"]
     wait, first = ptx.find("griddepcontrol.wait"), GLOBAL.search(ptx)
     assert first
     assert 0 < wait < first.start()
 
 
-def test_warpgroups_wait_before_they_ask_for_a_tile():
+def test_warpgroups_wait_before_tiles():
     """All else that they touch comes after tiles, whatever the order in which warps' code is written down."""
     ptx = compiled(SQUARE, warpgroups(128, 128, 64, 2, 4)).asm["ptx"]
     wait, first = (
@@ -66,13 +66,13 @@ def test_warpgroups_wait_before_they_ask_for_a_tile():
     assert 0 < wait < first.start()
 
 
-def test_parts_of_a_sum_are_written_before_any_thread_says_so():
+def test_parts_are_written_before_counted():
     order = steps(launching.compiled_for(SQUARE, shared_k(4), H200))
     assert order[:3] == ["store", "barrier", "atomic"]
 
 
 @pytest.mark.parametrize("words", [1, 2])
-def test_tiles_that_change_places_are_read_before_either_is_written(words):
+def test_swapped_tiles_are_read_first(words):
     x = Memory("x", "int64" if words == 2 else "int16")
     problem = PermuteProblem.transposed(1, 100, 100, 16 if words == 2 else 2)
     call = PermuteCall(problem, x, x, in_place=True)
@@ -87,7 +87,7 @@ with_pairs = pytest.mark.skipif(not HAS_PAIRS, reason="pairs are made with trito
 
 
 @with_pairs
-def test_a_pair_meets_before_it_copies_and_waits_before_it_reads_memory():
+def test_pair_meets_before_copies():
     """No CTA copies to the other, or arrives there, before that one's barriers are made."""
     ptx = compiled(SQUARE, pair(128, 192, 2, 4)).asm["ptx"]
     bodies = re.split(r"barrier\.cluster\.wait\.acquire", ptx)
@@ -99,14 +99,14 @@ def test_a_pair_meets_before_it_copies_and_waits_before_it_reads_memory():
 
 
 @with_pairs
-def test_a_pair_releases_stages_in_both_ctas():
+def test_pair_releases_both_ctas():
     """Of each consumer a thread a warp in its own CTA, and one of the second CTA's in the first."""
     ptx = compiled(SQUARE, pair(128, 192, 2, 4)).asm["ptx"]
     mapped = re.findall(r"@(\w+) mapa\.shared::cluster\.u32 %\w+, %\w+, (\w+);", ptx)
     assert mapped == 2 * [("own", "rank"), ("other", "0")]
 
 
-def test_warpgroups_store_inside_the_result_each_at_rows_of_its_own():
+def test_warpgroups_store_own_rows():
     """No interpreter runs Gluon: masks, and where the second consumer begins, are read as compiled."""
     ragged = MatmulProblem(1, 1001, 1003, 1024, "float16", "float16", b_layout="column", out_align=2)
     text = compiled(ragged, warpgroups(128, 128, 32, 2, 4)).asm["ttgir"]
@@ -117,7 +117,7 @@ def test_warpgroups_store_inside_the_result_each_at_rows_of_its_own():
     assert len(re.findall(r"arith\.addi %\w+, %c64_i32\w*(?: \{[^}]*\})? :", text)) == 2
 
 
-def test_warpgroups_release_the_stage_before_the_one_they_multiply():
+def test_warpgroups_release_previous_stage():
     """While tensor cores may still read a stage, the producer must not fill it."""
     text = compiled(SQUARE, warpgroups(128, 128, 64, 2, 4)).asm["ttgir"]
     places, multiplied, pending, releases = {}, None, None, []
@@ -133,7 +133,7 @@ def test_warpgroups_release_the_stage_before_the_one_they_multiply():
     assert releases == 2 * [(1, False), (0, False)]  # in the loop of each consumer, and after it
 
 
-def test_the_widest_tile_of_groups_is_made_in_one_loop_without_spills():
+def test_widest_group_tile_one_loop():
     """The K loops of tiles are one, so that a tile's loads begin before the one ahead of it is stored."""
     kernel = compiled(
         replace(GROUPS, groups=64, m=16384, k=4096, n=2048, b_layout="column"),
@@ -157,7 +157,7 @@ RUN_ON = [
 
 
 @pytest.mark.parametrize(("tile", "problem"), RUN_ON, ids=str)
-def test_products_of_tensor_cores_run_on_while_others_start(problem, tile, tmp_path):
+def test_tensor_cores_run_on(problem, tile, tmp_path):
     """ptxas makes each wait for the one before where it does not see that all is well."""
     how = {"stages": 3, "persistent": True} if problem.epilogue else {"stages": 4}
     text = instructions(compiled(problem, tma(*tile, 64, 8, **how)), tmp_path)
@@ -191,7 +191,7 @@ def loops(text):
     ],
     ids=str,
 )
-def test_warpgroups_add_up_in_a_loop_about_one_that_runs_on(config, layouts, tmp_path):
+def test_warpgroups_sum_around_inner_loop(config, layouts, tmp_path):
     problem = replace(PARTS, a_layout=layouts[0], b_layout=layouts[1])
     kernel = kernels_of(problem, config)[-1]
     assert resources(kernel).spills == 0

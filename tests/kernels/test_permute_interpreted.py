@@ -40,7 +40,7 @@ def test_out_and_input_may_interleave():
 
 @pytest.mark.parametrize("offset", [0, 1, 4])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.complex64], ids=name)
-def test_elements_side_by_side_move_as_wider_words(offset, dtype):
+def test_adjacent_elements_move_as_words(offset, dtype):
     for inner in (2, 4, 6, 8, 32):
         raw, flat = random_bits((offset + 5 * 7 * inner,), dtype)
         x, bits = flat[offset:].view(5, 7, inner), raw[offset:].view(5, 7, inner, -1)
@@ -50,7 +50,7 @@ def test_elements_side_by_side_move_as_wider_words(offset, dtype):
         assert (wide > dtype.itemsize) == fits
 
 
-def test_contiguous_is_the_tensor_itself_where_it_is_contiguous():
+def test_contiguous_returns_itself():
     x = values((5, 6, 7), torch.float32)
     assert tritile.contiguous(x) is x
     for view in (x[:, ::2], x.mT, x[:1].expand(4, 6, 7), x[:, :, 3]):
@@ -68,7 +68,7 @@ def test_contiguous_is_the_tensor_itself_where_it_is_contiguous():
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float32, torch.complex128], ids=name)
 @pytest.mark.parametrize("most", [1, 2, 5])
-def test_batches_too_large_for_one_launch_are_split(monkeypatch, dtype, most):
+def test_large_batches_are_split(monkeypatch, dtype, most):
     raw, flat = random_bits((3 + 5 * 80 * 70,), dtype)
     x, bits = flat[3:].view(5, 80, 70), raw[3:].view(5, 80, 70, -1)
     out = torch.empty(5, 70, 80, dtype=dtype)
@@ -83,7 +83,8 @@ def test_batches_too_large_for_one_launch_are_split(monkeypatch, dtype, most):
     assert same_bits(out, bits.transpose(1, 2))
 
 
-def test_in_place_only_what_is_not_exchanged_is_split(monkeypatch):
+def test_in_place_splits_the_rest(monkeypatch):
+    """Dimensions that change places are never split."""
     buffer = values((2, 3, 40), torch.float32)
     x, before = buffer[:, :2], buffer[:, :2].clone()
     call = permute_op.permute_call(x, x, [1, 0, 2])
@@ -97,7 +98,7 @@ def test_in_place_only_what_is_not_exchanged_is_split(monkeypatch):
         pieces_of(call, in_place(call.problem), TARGETS["nvidia-h200"])
 
 
-def test_what_is_done_in_place_is_never_measured(monkeypatch):
+def test_in_place_is_never_measured(monkeypatch):
     monkeypatch.setattr("tritile.tune.now.tuned_now", None)
     x = values((70, 70), torch.float32)
     before = x.clone()
@@ -113,7 +114,7 @@ def test_what_is_done_in_place_is_never_measured(monkeypatch):
 
 
 @pytest.mark.parametrize(("dtype", "wide"), [(torch.complex64, False), (torch.complex128, True)], ids=str)
-def test_words_are_counted_of_what_is_transposed_in_place(dtype, wide):
+def test_words_of_in_place_transpose(dtype, wide):
     """An element of 16 bytes is two of them."""
     x = torch.empty_strided((2, 2), (3 << 29, 1), dtype=dtype, device="meta")
     call = replace(permute_op.permute_call(x, x, [1, 0]), in_place=True)
@@ -142,7 +143,7 @@ def test_boxes_go_each_way(case):
 
 
 @pytest.mark.parametrize("offsets", [(1, 0), (2, 3), (9, 5)], ids=str)
-def test_nothing_around_out_is_touched_wherever_x_and_out_begin(offsets):
+def test_nothing_around_out_is_touched(offsets):
     assert check((2, 41, 39), (0, 2, 1), torch.uint8, tile(32, 32), offsets)
     ran = [check(*case[:4], offsets) for case in WAYS]
     assert sum(problem is not None for problem in ran) >= len(WAYS) - 2  # an odd address may need more room
@@ -181,7 +182,7 @@ def test_indices_of_64_bits(monkeypatch, dtype):
     ],
     ids=str,
 )
-def test_rows_of_out_that_lie_apart_and_lazy_negation(config, shape):
+def test_rows_of_out_apart_and_negated(config, shape):
     def run(x, bits, out):
         call = permute_op.permute_call(x, out, [0, 2, 1])
         assert illegal(config, call.problem, TARGETS["nvidia-h200"]) is None

@@ -43,7 +43,7 @@ def problem(m, bits=4, dtype="bfloat16", zeros=False, group=128, **more):
     in_turn(*itertools.product([(16, 64, 128, 4, 4), (128, 128, 128, 8, 3)], ["tile", "descriptor"])),
     ids=str,
 )
-def test_weights_are_unpacked_in_the_registers_that_are_multiplied(bits, dtype, zeros, sizes, family):
+def test_weights_unpacked_in_registers(bits, dtype, zeros, sizes, family):
     """The loop stores nothing to shared memory and turns no layout over; all its loads are asynchronous."""
     config = tile(*sizes, family=family)
     one = problem(4096, bits, dtype, zeros)
@@ -69,7 +69,7 @@ def test_weights_are_unpacked_in_the_registers_that_are_multiplied(bits, dtype, 
 @pytest.mark.parametrize(
     ("bits", "dtype", "zeros", "group", "k"), in_turn(*itertools.product([32, 128], [4096, 4100])), ids=str
 )
-def test_weights_are_unpacked_in_memory_by_wide_loads_and_stores(k, group, bits, dtype, zeros):
+def test_weights_unpacked_in_memory(k, group, bits, dtype, zeros):
     """Where torch multiplies: 16 bytes a thread of words and of floats; all threads of an SM fit at once."""
     one = replace(problem(4096, bits, dtype, zeros, group, bias=zeros), k=k)
     (kernel,) = kernels_of(one, aten.CONFIG)
@@ -85,7 +85,7 @@ def test_weights_are_unpacked_in_memory_by_wide_loads_and_stores(k, group, bits,
 
 
 @pytest.mark.parametrize("name", ["nvidia-h200", "sm_80", "gfx942"])
-def test_what_is_compiled_ahead_unpacks_the_weight_where_torch_multiplies(name):
+def test_compiled_ahead_unpacks_for_torch(name):
     """Of any number of rows, wherever torch may; by a plan where it is planned."""
     device, many, one = target_device(name), problem(4096), problem(1)
     assert aten.CONFIG not in warm.calls_of(many, H200), "tests leave torch out"

@@ -37,7 +37,7 @@ def of(op, name):
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
 @named
-def test_rungs_compile_and_fit_or_say_why_not(rung, target):
+def test_rungs_compile_or_say_why(rung, target):
     device = target_device(target)
     reading = described(rung, 1024, rung.config(1024, device), device)
     assert (reading.note, reading.failed) == (rung.unfit(device, 1024), False)
@@ -67,7 +67,7 @@ def test_rungs_compile_at_any_size(rung, n):
 
 @pytest.mark.parametrize("every", [3, later(1)])
 @pytest.mark.parametrize("rung", [rung for rung in KERNELS if len(rung.configs) > 1], ids=lambda r: r.op)
-def test_every_config_that_is_tuned_over_fits_hopper_without_spills(rung, every):
+def test_tuned_configs_fit_without_spills(rung, every):
     assert len(set(rung.configs)) == len(rung.configs)
     for config in rung.configs[::every]:
         found = rung.resources(1024, config, H200)
@@ -79,14 +79,14 @@ def test_every_config_that_is_tuned_over_fits_hopper_without_spills(rung, every)
     [("shared tiles", False, False), ("register blocks", False, False), ("tensor cores", True, False),
      ("persistent, TMA", True, True)],
 )  # fmt: skip
-def test_which_rungs_use_tensor_cores_and_the_copy_engine(name, cores, copies):
+def test_rungs_with_tensor_cores_and_tma(name, cores, copies):
     text = compiled(of("matmul", name)).asm["ptx"]
     assert (("wgmma" in text), ("fma.rn.f32" in text)) == (cores, not cores)
     assert ("cp.async.bulk.tensor" in text) == copies
 
 
 @pytest.mark.parametrize("op", LADDERS)
-def test_what_is_tuned_can_be_sent_to_another_process(op, tmp_path, monkeypatch):
+def test_subject_goes_to_another_process(op, tmp_path, monkeypatch):
     """Include a helper whose annotations alone name triton.language."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cold"))
     rung = of(op, "autotuned")
@@ -114,7 +114,7 @@ def conflicts(layout: gl.constexpr, WRITING: gl.constexpr, READING: gl.constexpr
     [(transpose.PLAIN.value, 31), (transpose.SWIZZLED.value, 0)],
     ids=["plain", "swizzled"],
 )
-def test_one_layout_has_conflicts_and_the_other_none(layout, reading):
+def test_bank_conflicts_of_one_layout(layout, reading):
     with compiling_for(H200):
         conflicts.warmup(layout, 0, reading, grid=(1,), num_warps=4)
         with pytest.raises(triton.CompilationError):

@@ -53,18 +53,18 @@ SIZED = [  # an element at a time takes n^3 loads
 
 
 @pytest.mark.parametrize(("rung", "n"), SIZED)
-def test_rungs_are_right_and_request_what_they_say(rung, n):
+def test_rungs_right_with_counted_requests(rung, n):
     check(rung, n)
 
 
 @pytest.mark.parametrize("op", LADDERS)
-def test_every_config_is_right_across_several_tiles(op):
+def test_configs_across_several_tiles(op):
     (rung,) = (rung for rung in LADDERS[op] if rung.name == "autotuned")
     for config in rung.configs:
         check(rung, 290, config)
 
 
-def test_a_program_makes_several_tiles_and_none_is_idle():
+def test_program_makes_several_tiles():
     """Make six tiles of 128 x 256 on three SMs."""
     (rung,) = (rung for rung in LADDERS["matmul"] if rung.name == ALIGNED)
     assert rung.grid(296, rung.configs[0], SMS) == (SMS,)

@@ -58,7 +58,8 @@ ORDERS = [(first, 1), (last, 3), (fair, 0), (fair, 1), (fair, 3), (fair, 64), (o
 
 @pytest.mark.parametrize(("order", "polls"), ORDERS)
 @pytest.mark.parametrize("split", [2, 4])
-def test_every_order_gives_the_product_and_leaves_the_counters_for_the_next(monkeypatch, split, order, polls):
+def test_any_order_gives_the_product(monkeypatch, split, order, polls):
+    """Counters are ready for the next call."""
     monkeypatch.setattr("tritile.families.common.grids.POLLS", polls)
     config, counters = tma(32, 32, 32, group=2, split=split), torch.zeros(8, dtype=torch.int64)
     for seed in range(3):
@@ -68,7 +69,7 @@ def test_every_order_gives_the_product_and_leaves_the_counters_for_the_next(monk
         assert not (counters % 2**24).any()  # of those who gave up and of those who came
 
 
-def test_a_tile_of_more_elements_than_registers_hold_is_summed_part_by_part():
+def test_large_tile_summed_in_parts():
     """Where more programs share tiles than run at once, the last of a tile sums all of it."""
     config = tma(128, 256, 32, 8, 2, split=2, group=1)
     (step,) = work_of(matmul_call(A, B, torch.empty(40, 20), "tf32"), config, 1, False).steps
@@ -86,7 +87,7 @@ def shuffled(seed):
 
 
 @pytest.mark.parametrize("polls", [1, 3, 8])
-def test_a_result_that_is_its_own_residual_gets_the_product_once(monkeypatch, polls):
+def test_residual_over_result_once(monkeypatch, polls):
     """Where some gave up the last to arrive sums all rows: one that finds all parts there sums none."""
     monkeypatch.setattr("tritile.families.common.grids.POLLS", polls)
     counters = torch.zeros(8, dtype=torch.int64)

@@ -25,7 +25,7 @@ ODD_ROWS = replace(ODD, m=64, n=8191, k=8191)
 
 @pytest.mark.parametrize("m", [later(1), later(4), 8])
 @pytest.mark.parametrize("problem", ALONG, ids=str)
-def test_no_config_spills_or_takes_more_shared_memory_than_told(m, problem):
+def test_skinny_fits_without_spills(m, problem):
     problem = replace(problem, m=m)
     for config in model.outside_portfolios(problem, H200)[:2]:
         taken = launching.compile_resources(problem, config, H200)
@@ -35,7 +35,7 @@ def test_no_config_spills_or_takes_more_shared_memory_than_told(m, problem):
 
 @pytest.mark.parametrize(("stages", "load"), [(4, "LDGSTS"), (1, "LDG")])
 @pytest.mark.parametrize("problem", ALONG[:2], ids=str)
-def test_the_matrix_is_read_in_words_wherever_its_rows_begin(problem, stages, load, tmp_path):
+def test_matrix_read_in_words(problem, stages, load, tmp_path):
     config = Config.of(4, stages, "skinny_k", BLOCK_M=2, BLOCK_N=16, BLOCK_K=512 if stages == 1 else 256)
     kernel = compiled(problem, config)
     assert ahead.resources(kernel).spills == 0
@@ -48,7 +48,8 @@ LOADS = ("LDG.E.128", "LDG.E.U16", "LDG.E")
 
 
 @pytest.mark.parametrize(("problem", "load"), zip(ACROSS, LOADS, strict=True), ids=str)
-def test_w_is_read_as_wide_as_aligned_and_nothing_goes_through_shared_memory(problem, load, tmp_path):
+def test_w_read_without_shared_memory(problem, load, tmp_path):
+    """As wide as it is aligned."""
     problem = replace(problem, m=1, a_align=16)
     for config in legal_configs(problem, H200, family_n.NAME)[:3]:
         kernel = compiled(problem, config)
@@ -62,7 +63,7 @@ def test_w_is_read_as_wide_as_aligned_and_nothing_goes_through_shared_memory(pro
 
 
 @pytest.mark.parametrize("m", [later(1), later(2), later(4), 8])
-def test_no_config_spills_and_no_more_programs_are_launched_than_registers_hold(m):
+def test_programs_fit_the_registers(m):
     """Programs that share K run at once."""
     for problem in ACROSS:
         problem = replace(problem, m=m, a_align=16 if m == 1 else problem.a_align)
@@ -74,7 +75,7 @@ def test_no_config_spills_and_no_more_programs_are_launched_than_registers_hold(
 
 
 @pytest.mark.parametrize("m", [9, later(32), later(64), later(128), later(200)])
-def test_a_matrix_of_odd_rows_is_read_in_words_and_nothing_spills(m, tmp_path):
+def test_odd_rows_read_in_words(m, tmp_path):
     problem = replace(ODD_ROWS, m=m)
     for config in legal_configs(problem, H200, odd_rows.NAME):
         if config["SPLIT_K"] > 2:

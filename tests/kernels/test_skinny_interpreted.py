@@ -70,7 +70,7 @@ def test_any_skinny_k(dtype, m, of_w):
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 2), (3, 31), (8, 33), (3, 72)])
-def test_one_kernel_makes_it_where_programs_do_not_share_k(monkeypatch, m, n):
+def test_one_kernel_without_shared_k(monkeypatch, m, n):
     """As where one program has as many tiles as the GPU has room."""
     monkeypatch.setattr(family_n, "parts", lambda config, problem, processors: 1)
     work = check(*pair(m, n, 67, of_w="row"), of_w="row")
@@ -165,7 +165,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize(("of_w", "dtype", "m", "n", "k", "by"), WORDS, ids=str)
-def test_operands_are_read_as_wide_as_they_are_aligned(of_w, dtype, m, n, k, by):
+def test_reads_as_wide_as_aligned(of_w, dtype, m, n, k, by):
     work = check(*pair(m, n, k, dtype, of_w), of_w=of_w)
     assert {name: work.steps[0].args[name] for name in by} == by
 
@@ -185,7 +185,7 @@ def test_every_shape_of_a_tile(of_w, n, config):
     check(*pair(2, n, 517 if of_w == "column" else 77, of_w=of_w), of_w=of_w, config=config)
 
 
-def test_few_columns_of_fp32_that_are_copied_row_by_row_first():
+def test_few_fp32_columns_are_copied():
     a, b = pair(130, 3, 67, FP32)
     buffer, out = frame((130, 3), FP32, "sliced")
     assert matmul_call(a, b, out, "ieee").problem.by_rows
@@ -213,13 +213,13 @@ def test_sums_of_fp32_are_compensated(of_w, shared, monkeypatch):
     assert ((out - wanted).abs() <= 4 * step * wanted).all()
 
 
-def test_more_parts_than_the_second_kernel_has_under_way():
+def test_more_parts_than_under_way():
     work = check(*pair(1, 33, 4099, of_w="row"), of_w="row")
     assert work.steps[0].args["split"] > family_n._PARTS
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_the_largest_tile_is_stored_in_halves(turned):
+def test_largest_tile_stored_in_halves(turned):
     """Of 531 rows 67 begin alike, which is more than half a tile."""
     x, w = values((140, 35), HALF), at_offset(3, 531, 35, HALF)
     config = Config.of(8, 4, "odd_rows", BLOCK_M=256, BLOCK_N=128, BLOCK_K=64, SPLIT_K=1)

@@ -81,7 +81,7 @@ POSED = [
 
 
 @pytest.mark.parametrize(("size", "config"), POSED, ids=str)
-def test_programs_of_a_product_load_and_store_the_blocks_of_their_tiles(size, config, watch):
+def test_product_programs_access_their_tiles(size, config, watch):
     *batch, m, n, k = size
     a, b = (values((*batch, *s), torch.float32, i).round() for i, s in enumerate(((m, k), (k, n))))
     out = torch.empty(*batch, m, n)
@@ -125,7 +125,7 @@ def test_programs_of_a_product_load_and_store_the_blocks_of_their_tiles(size, co
     ],
     ids=lambda problem: problem.label,
 )
-def test_programs_of_a_transpose_move_their_tiles(problem, group, watch):
+def test_transpose_programs_move_their_tiles(problem, group, watch):
     config = configs.turned(32, 32, group=group)
     kept = []
 

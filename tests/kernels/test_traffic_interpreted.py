@@ -45,7 +45,7 @@ PRODUCTS = [
 
 @pytest.mark.parametrize(("sizes", "dtype", "config"), PRODUCTS, ids=str)
 @pytest.mark.parametrize("layout", ["NN", "TT"])
-def test_products_ask_for_just_what_is_said(sizes, dtype, config, layout):
+def test_product_requests_as_counted(sizes, dtype, config, layout):
     *batch, m, n, k = sizes
     call = product(m, n, k, layout, dtype, batch)
     with counted() as found:
@@ -70,7 +70,7 @@ PERMUTED = [
 
 
 @pytest.mark.parametrize(("shape", "dims", "dtype", "gap", "which", "bounds"), PERMUTED)
-def test_permutations_touch_the_sectors_that_are_said(shape, dims, dtype, gap, which, bounds):
+def test_permutation_sectors_as_counted(shape, dims, dtype, gap, which, bounds):
     x = torch.zeros(*shape[:-1], gap * shape[-1], dtype=dtype)[..., ::gap]
     call = permute_op.permute_call(x, x.permute(dims).contiguous(), dims)
     for config in model.ranked(call.problem, H200)[which]:
@@ -84,7 +84,7 @@ def test_permutations_touch_the_sectors_that_are_said(shape, dims, dtype, gap, w
 
 
 @pytest.mark.parametrize("n", [1, 31])
-def test_untiled_is_what_the_naive_kernels_ask_for(n):
+def test_untiled_requests_of_naive_kernels(n):
     """Compare with a product element by element, and a transpose that scatters, a sector an element."""
     a, b, out = (torch.randn(n, n) for _ in range(3))
     with counted() as found:
@@ -98,7 +98,8 @@ def test_untiled_is_what_the_naive_kernels_ask_for(n):
     assert (said.read, said.written) == (SECTOR * found.read_sectors, SECTOR * found.written_sectors)
 
 
-def test_a_sector_that_a_program_reads_again_counts_once_for_the_program_and_in_any_thread():
+def test_sector_read_again_counts_once():
+    """Once for the program, and in whichever thread."""
     call = product(16, 16, 64, "NN", torch.float16)
     config = Config.of(family="tile", **SMALL | {"BLOCK_M": 16})
     with counted() as found:

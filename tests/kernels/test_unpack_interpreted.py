@@ -91,7 +91,7 @@ SHAPES = [
 
 @pytest.mark.usefixtures("unpacking")
 @pytest.mark.parametrize(("n", "k", "dtype", "bits", "group", "zeros"), SHAPES)
-def test_as_the_numbers_stand_for_it_bit_for_bit(n, k, dtype, bits, group, zeros):
+def test_unpacked_bit_for_bit(n, k, dtype, bits, group, zeros):
     weight = weight_of(n, k, dtype, bits, group, zeros)
     found = unpack(weight)
     assert torch.equal(found, weight.dequantize())
@@ -135,7 +135,7 @@ def test_calls(by_torch, unpacking, bits, group, zeros, shape, rows, dtype, with
     assert (problem.bits, problem.group_size, problem.zero_points) == (bits, group, zeros)
 
 
-def test_rows_of_x_may_have_gaps_and_a_gradient_goes_through(by_torch):
+def test_rows_with_gaps_and_gradient(by_torch):
     weight, wide = weight_of(40, 72, torch.float16), values((6, 80), torch.float16)
     x = wide[:, :72]
     assert_linear(tritile.linear(x, weight), x, weight, exact=False)
@@ -145,7 +145,7 @@ def test_rows_of_x_may_have_gaps_and_a_gradient_goes_through(by_torch):
     assert [problem.op for problem in by_torch] == ["linear_quantized", "linear_quantized", "matmul"]
 
 
-def test_a_weight_that_begins_elsewhere_takes_a_launch_of_its_own(by_torch, unpacking):
+def test_weight_elsewhere_launches_anew(by_torch, unpacking):
     """A kernel that was compiled for 16 bytes reads them at once."""
     x, weight = values((6, 72), torch.float16), weight_of(40, 72, torch.float16, zeros=True)
     tritile.linear(x, weight)
@@ -160,7 +160,7 @@ def test_a_weight_that_begins_elsewhere_takes_a_launch_of_its_own(by_torch, unpa
     assert len(by_torch) == 1
 
 
-def test_where_the_weight_is_not_unpacked_tritiles_kernel_runs(by_torch, monkeypatch):
+def test_tritile_kernel_without_unpacking(by_torch, monkeypatch):
     weight, x = weight_of(40, 72, torch.float16), values((6, 72), torch.float16)
 
     def refused(*given):

@@ -106,7 +106,7 @@ def run(base, *options, mode="cached"):
     return found
 
 
-def test_calls_of_another_process_with_another_installation_find_every_kernel(made, tmp_path):
+def test_other_process_finds_every_kernel(made, tmp_path):
     """Calls as the operations describe them, on torch's own tensors, in a folder that can only be read."""
     used, elsewhere = made / "triton", tmp_path / "installed"
     shutil.copytree(Path(tritile.__file__).parent, elsewhere / "tritile")
@@ -130,7 +130,7 @@ def contents(place):
     return {str(path): path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
 
 
-def test_mode_strict_proves_a_cache_complete_and_compiles_nothing(made, tmp_path):
+def test_strict_proves_cache_complete(made, tmp_path):
     done = run(made, mode="strict")
     assert done.exit_code == 0, done.output
     assert f"{KERNELS} kernels of" in done.output
@@ -181,7 +181,7 @@ def first_call(monkeypatch, tmp_path):
     return first
 
 
-def test_a_strict_call_compiles_nothing_and_raises(first_call, tmp_path):
+def test_strict_call_raises_uncompiled(first_call, tmp_path):
     for _ in range(2):
         with compiles_heard() as seconds, pytest.raises(NotCompiledError) as caught:
             first_call("strict")
@@ -192,7 +192,7 @@ def test_a_strict_call_compiles_nothing_and_raises(first_call, tmp_path):
     assert knobs.cache.manager_class is None
 
 
-def test_a_strict_call_takes_what_is_in_memory_or_on_disk(first_call):
+def test_strict_call_from_memory_or_disk(first_call):
     assert all(first_call(mode) for mode in ("cached", "off", "tune"))
     assert len(first_call("strict")) == 1
     in_a_new_process(TURN, turned(32, 32))  # as in a new process: found on disk
@@ -204,20 +204,20 @@ def test_a_strict_call_takes_what_is_in_memory_or_on_disk(first_call):
             first_call("strict")
 
 
-def test_where_triton_may_not_write_a_strict_call_says_what_is_missing(first_call, tmp_path):
+def test_strict_where_triton_cannot_write(first_call, tmp_path):
     (tmp_path / "triton").write_text("no folder")
     with pytest.raises(NotCompiledError, match="is not compiled") as caught:
         first_call("strict")
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_what_cannot_be_compiled_ahead_is_not_advised_to_be(first_call, monkeypatch):
+def test_no_advice_to_compile_uncompilable(first_call, monkeypatch):
     monkeypatch.setattr(ops_request, "fixed", lambda call: turned(32, 32))
     with pytest.raises(NotCompiledError, match=r"compiled: call it once in another mode$"):
         first_call("strict")
 
 
-def test_a_listener_set_meanwhile_stays_and_what_fails_puts_it_back(monkeypatch):
+def test_listener_stays_and_is_restored(monkeypatch):
     before, later = MagicMock(), MagicMock()
     monkeypatch.setattr(knobs.compilation, "listener", before)
     with pytest.raises(TuningError), compiles_heard():
@@ -228,7 +228,7 @@ def test_a_listener_set_meanwhile_stays_and_what_fails_puts_it_back(monkeypatch)
     assert knobs.compilation.listener is later
 
 
-def test_compiles_of_other_threads_are_not_counted():
+def test_other_threads_compiles_do_not_count():
     times = triton.knobs.CompileTimes(1_000_000, [("ptx", 500_000)], 0)
     with compiles_heard() as seconds:
         hear = knobs.compilation.listener
@@ -241,7 +241,7 @@ def test_compiles_of_other_threads_are_not_counted():
         assert seconds == [1.5]
 
 
-def test_a_split_call_compiles_each_of_its_parts():
+def test_split_call_compiles_each_part():
     """A batch of more programs than one launch counts is launched in parts, whose sizes are their own."""
     problem = PermuteProblem.transposed(2**23, 256, 256, 1)
     with ahead.compiling_for(H200):
@@ -250,7 +250,7 @@ def test_a_split_call_compiles_each_of_its_parts():
     assert torch.iinfo(torch.int32).max < 2**23 * 16 * 16 <= len(parts) * torch.iinfo(torch.int32).max
 
 
-def test_other_threads_compile_where_one_may_not(monkeypatch, tmp_path):
+def test_other_threads_may_compile(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     found = []
 
@@ -286,7 +286,7 @@ def asked(monkeypatch):
     return ask
 
 
-def test_the_command_takes_products_of_any_rows_or_batch_invariant_and_packed_weights(asked):
+def test_compile_command_any_rows_invariant_packed(asked):
     problem = MatmulProblem(1, 512, 320, 192, "float16", "float16", b_layout="column")
     shape = ("512x320x192", "--dtype", "float16", "--layout", "NT")
     plan = plans.plan_for(problem, H200, "cached")

@@ -120,7 +120,7 @@ def test_patterns(made, run, patterns, is_adopted):
         assert (tuner_of(kernel) is not None) == is_adopted
 
 
-def test_a_pattern_that_no_kernel_met_is_named_with_a_near_one(made, run):
+def test_unmet_pattern_names_near_one(made, run):
     with (
         pytest.warns(
             UserWarning, match=r"no kernel that was called is named '\*bodi\*' \(did you mean 'body'"
@@ -144,7 +144,7 @@ def test_tritiles_own_decorator_is_not_adopted(made, run):
     assert adopted.report == []
 
 
-def test_a_subclass_that_ends_in_super_run(made, run, bench):
+def test_subclass_ending_in_super_run(made, run, bench):
     class Cached(Autotuner):
         def run(self, *args, **kwargs):
             self.seen = True
@@ -168,7 +168,7 @@ def test_a_subclass_that_ends_in_super_run(made, run, bench):
 # Another patch of `Autotuner.run`.
 
 
-def test_a_patch_that_was_there_first_stays(made, run, monkeypatch):
+def test_earlier_patch_stays(made, run, monkeypatch):
     def first(kernel, *args, **kwargs):
         kernel.best_config = kernel.configs[0]
         return kernel.fn.run(*args, **kwargs, **kernel.configs[0].all_kwargs())
@@ -181,7 +181,7 @@ def test_a_patch_that_was_there_first_stays(made, run, monkeypatch):
         assert Autotuner.run is first
 
 
-def test_a_patch_on_top_that_swaps_configs_for_one_call(made, run, monkeypatch):
+def test_patch_swaps_configs_once(made, run, monkeypatch):
     kernel = made()
     with tritile.adopt():
         adopted = Autotuner.run
@@ -210,7 +210,7 @@ def test_an_instances_own_run_wins(made, run, bench):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_what_a_program_writes_into_the_cache_runs(made, run, when):
+def test_written_cache_entry_runs(made, run, when):
     kernel = made()
     with tritile.adopt():
         if when == "after":
@@ -237,7 +237,7 @@ def test_a_cache_that_answers_every_key(made, run):
         assert (run(kernel), run(kernel, 6)) == (32, 32)
 
 
-def test_copies_have_caches_and_configs_of_their_own(made, run):
+def test_copies_own_caches_and_configs(made, run):
     kernel = made()
     with tritile.adopt():
         run(kernel)
@@ -250,7 +250,7 @@ def test_copies_have_caches_and_configs_of_their_own(made, run):
 
 
 @pytest.mark.parametrize("edit", ["in place", "an equal list", "replaced"])
-def test_edited_configs_count_at_the_next_miss(made, run, edit):
+def test_edited_configs_at_next_miss(made, run, edit):
     kernel = made()
     with tritile.adopt():
         run(kernel)
@@ -298,7 +298,7 @@ def test_other_attributes_that_a_program_replaces(made, run, bench, name):
     assert called == wanted.get(name, [])
 
 
-def test_a_constructors_unmarked_hook_is_no_programs(bench):
+def test_unmarked_hook_of_constructor(bench):
     """As a library's subclass writes Triton's hooks again, so that they take None."""
 
     class Tolerant(Autotuner):
@@ -347,7 +347,7 @@ def test_what_programs_read_after_a_call(made, run):
         assert (guessed.configs_timings, guessed.bench_time) == ({}, 0.0)
 
 
-def test_a_pruning_finds_nargs_where_triton_puts_them(bench):
+def test_pruning_finds_nargs(bench):
     def early(configs, named, **kwargs):
         assert kernel.nargs["N"] == named["N"]
         return configs[:2]
@@ -382,7 +382,7 @@ def test_modes(made, run, bench):
         assert run(kernel) == 64
 
 
-def test_a_bucket_that_the_author_did_not_write(made, run, bench):
+def test_bucket_by_adopter(made, run, bench):
     kernel = made()
     with tritile.adopt(bucket={"*body*": {"N": triton.next_power_of_2}}):
         assert [run(kernel, n) for n in (5, 6, 8, 9)] == [64] * 4
@@ -396,7 +396,7 @@ def test_a_bucket_that_the_author_did_not_write(made, run, bench):
         run(made())
 
 
-def test_many_values_of_one_number_are_told_once_with_a_bucket(made, run, recwarn):
+def test_many_values_advise_bucket(made, run, recwarn):
     kernel = made()
     with tritile.adopt():
         for n in range(11):
@@ -535,7 +535,7 @@ def by_environment(monkeypatch):
     return by_environment
 
 
-def test_the_environments_adoption_gives_way_to_the_programs(made, run, by_environment):
+def test_programs_adoption_before_environments(made, run, by_environment):
     by_environment(TRITILE_ADOPT_MODE="cached")
     kernel = made()
     assert run(kernel) == 16
@@ -570,7 +570,7 @@ def test_buckets_by_a_variable(made, run, by_environment, bench):
         ({"TRITILE_ADOPT_FILE": __file__}, "TRITILE_ADOPT_FILE is"),
     ],
 )
-def test_bad_variables_are_said_and_adopt_nothing(made, run, by_environment, variables, why):
+def test_bad_variables_adopt_nothing(made, run, by_environment, variables, why):
     by_environment(**variables)
     kernel = made()
     with pytest.warns(SettingWarning, match=why):

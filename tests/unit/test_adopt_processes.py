@@ -90,13 +90,13 @@ def test_without_it_nothing_changes(started, how):
     assert started(*how) == (["Triton's "], "")
 
 
-def test_where_tritile_is_imported_a_variable_is_enough(started):
+def test_variable_with_imported_tritile(started):
     for order in ("tritile, library", "library, tritile"):
         printed, errors = started("-c", f"import {order}; library.main()", TRITILE_ADOPT="1")
         assert (printed, errors) == (["adopted "], "")
 
 
-def test_a_plugin_adopts_only_where_it_is_asked(started):
+def test_plugin_adopts_on_request(started):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     module, _, name = project["entry-points"]["vllm.general_plugins"]["tritile"].partition(":")
     code = f"import library; from {module} import {name}; {name}(); {name}(); library.main()"
@@ -109,7 +109,7 @@ def test_a_plugin_adopts_only_where_it_is_asked(started):
     [(["-I"], {}), (["-E"], {}), (["-S"], {}), ([], {"PYTHONPATH": ""})],
     ids=["-I", "-E", "-S", "without the folder"],
 )
-def test_what_never_reads_the_folder_runs_as_before(started, arguments, variables):
+def test_unread_folder_changes_nothing(started, arguments, variables):
     code = "import sys; print(hasattr(sys, '_tritile_adopts'))"
     assert started(*arguments, "-c", code, path=[SITE], TRITILE_ADOPT="1", **variables) == (["False"], "")
 
@@ -150,7 +150,7 @@ def test_another_sitecustomize_runs_once(started, tmp_path, name, ahead):
     assert ("ValueError: mine" in errors) == (name == "broken")
 
 
-def test_a_python_without_triton_or_tritile_pays_and_says_nothing(started, tmp_path):
+def test_python_without_triton_unaffected(started, tmp_path):
     code = (
         "import sys; print([m for m in sys.modules if m.startswith(('tritile', 'importlib.', 'dataclass'))])"
     )
@@ -170,7 +170,7 @@ def test_a_python_without_triton_or_tritile_pays_and_says_nothing(started, tmp_p
     assert printed == (["Autotuner SourceFileLoader"], "")
 
 
-def test_the_file_is_one_that_any_python_3_reads():
+def test_file_for_any_python_3():
     text = (SITE / "sitecustomize.py").read_text()
     compile(text, "sitecustomize.py", "exec", dont_inherit=True)
     import ast

@@ -310,7 +310,7 @@ def test_wrong_calls(kind, call, words, launches):
     assert_refused(kind, call, words, launches)
 
 
-def test_memory_of_which_it_is_too_hard_to_tell_counts_as_shared():
+def test_undecidable_memory_counts_as_shared():
     memory = torch.zeros(40937 + 512)
     a = memory.as_strided((2, 2, 6, 8, 5), (2944, 2803, 2991, 178, 534))
     b = memory.as_strided((5, 4, 6, 2, 7), (577, 1246, 712, 2140, 851), 379)
@@ -319,7 +319,7 @@ def test_memory_of_which_it_is_too_hard_to_tell_counts_as_shared():
     assert checks.overlap(a, b)
 
 
-def test_errors_are_also_what_python_would_raise():
+def test_errors_are_python_errors_too():
     builtins = {
         ValueError: [errors.ShapeError, errors.DeviceError, errors.OverlapError, errors.InvalidValueError],
         TypeError: [errors.DtypeError],
@@ -358,13 +358,13 @@ RIGHT = [
 
 
 @pytest.mark.parametrize("call", [call for _, call in RIGHT], ids=[label for label, _ in RIGHT])
-def test_unusual_but_right_calls_reach_the_kernel(call, launches):
+def test_unusual_calls_reach_the_kernel(call, launches):
     call()
     assert len(launches) == 1
 
 
 @pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
-def test_gradients_are_fine_where_none_are_recorded(guard, launches):
+def test_gradients_where_none_recorded(guard, launches):
     weight, x = f32(5, 7).requires_grad_(), f32(3, 5).requires_grad_()
     with guard():
         tritile.matmul(x, weight)
@@ -381,7 +381,7 @@ def test_nothing_for_a_tensor_under_autocast(call):
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, Mine])
-def test_out_of_inference_mode_is_refused_before_it_is_written(kind, launches):
+def test_inference_out_refused_before_write(kind, launches):
     with torch.inference_mode():
         out = torch.full((3, 3), 7.0)
     a, b = torch.ones(3, 3).as_subclass(kind), torch.ones(3, 3)

@@ -73,7 +73,8 @@ def family(problem=HALF, mode="cached", by_torch=True):
     return plans.plan_for(problem, H200, mode, by_torch).config.family
 
 
-def test_the_faster_by_prediction_runs_and_the_plan_says_how_far_the_other_is_behind(served):
+def test_faster_prediction_runs(served):
+    """The plan says how far the other one is behind."""
     served(times(80.0))
     plan = plans.plan_for(HALF, H200, None, True)
     assert (plan.config, plan.source, plan.workspace) == (aten.CONFIG, "predicted", 0)
@@ -108,7 +109,8 @@ OTHER_VERSIONS = {"torch": "1.0", "cublas": ""}
         (90, 1.0, OTHER_VERSIONS, "aten"),
     ],
 )
-def test_of_a_fit_that_errs_or_of_other_versions_more_is_asked(served, us, margin, versions, wanted):
+def test_uncertain_fits_need_more(served, us, margin, versions, wanted):
+    """Fits that err, and those for other versions of torch."""
     served(times(us, margin, versions=versions))
     plan = plans.plan_for(HALF, H200, "cached", True)
     assert plan.config.family == wanted
@@ -119,13 +121,14 @@ def test_of_a_fit_that_errs_or_of_other_versions_more_is_asked(served, us, margi
 
 
 @pytest.mark.parametrize("changes", [{"batch": 2}, {"a_layout": "column"}, {"n": 24}, {"m": 1, "k": 4000}])
-def test_at_sizes_unlike_those_that_were_swept_torch_is_not_predicted(served, changes):
+def test_unlike_sizes_are_not_predicted(served, changes):
+    """Where a product is unlike those that were swept."""
     served(times(1e-6, classes=("bf16_nt", "bf16_nn", "unaligned_16bit")))
     assert aten.illegal(replace(HALF, **changes)) is None
     assert (family(), family(replace(HALF, **changes))) == ("aten", "tile")
 
 
-def test_backends_modes_and_what_torch_does_not_compute_keep_it_out(served):
+def test_what_keeps_torch_out(served):
     served(times(10.0, classes=("bf16_nt", "bf16_nn", "unaligned_16bit")))
     assert family() == "aten"
     assert family(by_torch=False) == "tile"
@@ -224,7 +227,8 @@ def test_torch_may_make(problem):
 
 
 @pytest.mark.parametrize("problem", [HALF, PACKED], ids=lambda problem: problem.op)
-def test_measured_times_decide_and_mode_tune_measures_torch_too(served, problem):
+def test_measured_times_decide(served, problem):
+    """Mode tune measures torch too."""
     served(times(10.0))
     store, own = store_of(H200), plans.FAMILIES[problem.op]["tile"]
     store.add(own.digest, Trial(problem, legal_configs(problem, H200, "tile")[0], 50.0, error=0.0))
@@ -246,7 +250,7 @@ def test_measured_times_decide_and_mode_tune_measures_torch_too(served, problem)
     assert (plan.config.family, plan.other_us, plan.other) == ("tile", 40.0, f"measured on {H200.name}")
 
 
-def test_what_ships_is_planned_as_it_was_measured():
+def test_shipped_is_planned_as_measured():
     plans.forget()
     known = [entry for entry in gpu_tables.shipped(H200)[0].entries if entry.torch_us]
     known = [entry for entry in known if aten.is_compared(entry.problem)]
@@ -275,7 +279,7 @@ def test_unpacking_a_weight_counts_for_torch(served, how):
     assert plans.plan_for(problem, H200, None, True).workspace == 2 * 2000 * 3008
 
 
-def test_a_kind_that_torch_makes_by_rule_is_not_ranked(served, monkeypatch):
+def test_kind_by_rule_is_not_ranked(served, monkeypatch):
     plain = replace(HALF, dtype="float64", out_dtype="float64")
     served(by_aten=("float64 ieee",))
     with monkeypatch.context() as patch:  # a first call would take a second of ranking
@@ -296,9 +300,8 @@ def test_a_kind_that_torch_makes_by_rule_is_not_ranked(served, monkeypatch):
         (5.0, 8.0, target_device("h100"), "aten"),
     ],
 )
-def test_both_times_in_the_gpus_own_table_go_before_the_rule_of_a_kind(
-    us, torch_us, on, runs, served, monkeypatch
-):
+def test_own_table_before_rule(us, torch_us, on, runs, served, monkeypatch):
+    """If it has both times."""
     plain = replace(HALF, dtype="float64", out_dtype="float64")
     served(by_aten=("float64 ieee",))
     table = Table(on.to_dict(), {}, (Entry(plain, tile(64, 64, 32, 4, 3), us, torch_us),))
@@ -306,7 +309,7 @@ def test_both_times_in_the_gpus_own_table_go_before_the_rule_of_a_kind(
     assert family(plain) == runs
 
 
-def test_times_come_back_from_a_table_and_damaged_ones_are_skipped(tmp_path):
+def test_times_from_a_table(tmp_path):
     made, path = times(80.0), tmp_path / "table.json"
     good = made.to_dict()
     wrong = [
@@ -366,7 +369,7 @@ CALLS = {
 
 @pytest.mark.parametrize("given_out", [False, True])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_torchs_bit_for_bit_and_is_planned_once(planned, name, given_out):
+def test_call_is_torch_bit_for_bit(planned, name, given_out):
     call, torchs, make = CALLS[name]
     if given_out and name == "batch, bias":
         pytest.skip("torch takes two launches")
@@ -411,7 +414,8 @@ def test_an_epilogue_that_torch_launches_for(planned, sample, given_out):
     assert len(planned) == 1
 
 
-def test_what_is_added_may_be_out_and_is_not_read_where_beta_is_0(planned):
+def test_added_may_be_out(planned):
+    """It is not read if beta is 0."""
     added, a, b = wide(5, 9), wide(5, 7), wide(7, 9)
     wanted = added.double() + a.double() @ b.double()
     assert tritile.addmm(added, a, b, out=added) is added
@@ -426,7 +430,7 @@ def test_what_is_added_may_be_out_and_is_not_read_where_beta_is_0(planned):
     torch.testing.assert_close(residual, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_torchs_settings_are_asked_at_every_call(planned, cuda_matmul):
+def test_torch_settings_asked_each_call(planned, cuda_matmul):
     a, b = operand(5, 7, dtype=torch.float32), operand(7, 9, dtype=torch.float32)
     cuda_matmul.fp32_precision = "ieee"
     tritile.matmul(a, b)
@@ -452,7 +456,8 @@ def test_torchs_settings_are_asked_at_every_call(planned, cuda_matmul):
     assert len(planned) == 3
 
 
-def test_what_a_call_gives_is_no_view_and_what_it_writes_is_seen_by_autograd(planned):
+def test_result_is_no_view(planned):
+    """Autograd sees what it writes."""
     x, weight, bias = operand(2, 5, 16).requires_grad_(), operand(8, 16), operand(8)
     y = tritile.linear(x, weight, bias)
     y += 1  # autograd refuses to change a view made by a function of ours
@@ -488,7 +493,7 @@ def test_a_pinned_table_leaves_torch_out(served, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::tritile.errors.StoreWarning")
 @pytest.mark.parametrize("can_write", [True, False])
-def test_mode_tune_measures_once_what_fails_or_cannot_be_written(served, monkeypatch, can_write):
+def test_tune_measures_failures_once(served, monkeypatch, can_write):
     """A first call plans twice: for torch's kernel, and to prepare its own."""
     served(times(10.0))
     config, measured = legal_configs(HALF, H200, "tile")[0], []
@@ -595,7 +600,7 @@ NOT_FOR_TORCH = {
 
 
 @pytest.mark.parametrize("name", [*FOR_TORCH, *NOT_FOR_TORCH])
-def test_which_arguments_torch_multiplies_as_they_lie(name):
+def test_arguments_torch_multiplies(name):
     of = (FOR_TORCH | NOT_FOR_TORCH)[name]()
     shape, dtype, how = of.checked(None)
     problem = of.call(torch.empty(shape, dtype=dtype), how).problem
@@ -603,7 +608,7 @@ def test_which_arguments_torch_multiplies_as_they_lie(name):
     assert may == (name in FOR_TORCH)
 
 
-def test_a_program_may_put_tritiles_functions_in_the_place_of_torchs(planned, monkeypatch):
+def test_tritile_in_place_of_torch(planned, monkeypatch):
     a, b = operand(5, 7), operand(7, 9)
     wanted = torch.matmul(a, b)
     monkeypatch.setattr(torch, "matmul", tritile.matmul)
@@ -646,7 +651,7 @@ def graphs(lowers, monkeypatch):
     return found, compiled
 
 
-def test_what_a_compiled_graph_leaves_to_torch(lowers):
+def test_graph_leaves_to_torch(lowers):
     """What `planned` plans by torch, but for calls that the operator has to check, refuse or make."""
     a, b, bias = operand(16, 32), operand(32, 8), operand(8)
     product = facts(a, b)
@@ -693,7 +698,8 @@ def test_what_a_compiled_graph_leaves_to_torch(lowers):
         lambda: tritile.mode(fp32="fp16x3"),
     ],
 )
-def test_a_graph_with_torchs_product_is_made_anew_where_a_program_chooses(graphs, choose):
+def test_graph_is_made_anew(graphs, choose):
+    """If the program changes its choice."""
     found, compiled = graphs
     call = compiled(lambda x, w, b: tritile.linear(tritile.matmul(x, w.t()), w, b), runs=False)
     given = operand(16, 32), operand(32, 32), operand(32)
@@ -711,7 +717,7 @@ def made_by_torch(found):
     return [not any("tritile" in name for name in each) for each in found]
 
 
-def test_a_choice_counts_in_graphs_while_a_context_holds_it(graphs):
+def test_choice_counts_in_graphs(graphs):
     found, compiled = graphs
     call = compiled(lambda a, b: tritile.matmul(a, b), runs=False)
     given = operand(16, 32), operand(32, 8)
@@ -737,7 +743,7 @@ def test_a_choice_counts_in_graphs_while_a_context_holds_it(graphs):
     assert settings.may_lower
 
 
-def test_a_graph_calls_the_operator_while_another_thread_has_chosen(graphs):
+def test_graph_while_another_thread_chose(graphs):
     """Which reads the settings of its own thread."""
     found, compiled = graphs
     call = compiled(lambda a, b: tritile.matmul(a, b), runs=False)
@@ -762,7 +768,7 @@ def test_a_graph_calls_the_operator_while_another_thread_has_chosen(graphs):
     assert settings.may_lower
 
 
-def test_sizes_that_a_graph_leaves_open_are_planned_at_each_call(graphs):
+def test_open_sizes_planned_each_call(graphs):
     found, compiled = graphs
     got = compiled(lambda a, b: tritile.matmul(a, b), dynamic=True)(operand(16, 32), operand(32, 8))
     assert torch.equal(got, operand(16, 32) @ operand(32, 8))
@@ -770,7 +776,7 @@ def test_sizes_that_a_graph_leaves_open_are_planned_at_each_call(graphs):
 
 
 @pytest.mark.parametrize("sample", EPILOGUES, ids=lambda sample: sample.id)
-def test_a_graph_computes_what_the_call_does(graphs, sample):
+def test_graph_computes_the_call(graphs, sample):
     found, compiled = graphs
     tensors = [tensor.float().requires_grad_() for tensor in sample.tensors]
     got = compiled(lambda *given: sample.call(*given))(*tensors)
@@ -783,7 +789,7 @@ def test_a_graph_computes_what_the_call_does(graphs, sample):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
 
 
-def test_numbers_that_a_graph_leaves_open_are_the_operators(graphs):
+def test_open_numbers_go_to_operator(graphs):
     found, compiled = graphs
     call = compiled(lambda *given: tritile.addmm(*given[:3], alpha=given[3]), runs=False)
     for number in (2.0, 3.0, 4.0):
@@ -791,7 +797,7 @@ def test_numbers_that_a_graph_leaves_open_are_the_operators(graphs):
     assert any("tritile" in name for name in found[-1])
 
 
-def test_a_recalled_call_begins_where_the_first_one_did(planned):
+def test_recalled_call_begins_alike(planned):
     """torch makes neither call with a bias, nor one of int8, off 16 bytes."""
     x, w, bias = operand(5, 16), operand(8, 16), operand(8)
     tritile.linear(x, w, bias)

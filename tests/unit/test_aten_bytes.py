@@ -165,7 +165,7 @@ def torch_is(monkeypatch):
 ours = pytest.raises(pytest.fail.Exception, match="tritile's kernel")
 
 
-def test_torch_is_predicted_at_products_like_those_that_were_swept():
+def test_torch_predicted_at_swept_products():
     swept = [FP8_NT, INT8_NT, replace(FP8_NT, epilogue="scale_a=one scale_b=one bias=row")]
     others = [replace(FP8_NT, precision="fast"), replace(FP8_NT, epilogue="scale_a=column scale_b=row")]
     assert [aten.is_as_swept(each) for each in (*swept, *others)] == [True] * 3 + [False] * 2
@@ -195,7 +195,7 @@ def test_scales_of_fp8(torch_is, b_dtype, by_row, out_dtype):
         assert out is None or (got is out and guard_intact(buffer, out))
 
 
-def test_scales_and_biases_that_torch_does_not_take(torch_is):
+def test_scales_torch_does_not_take(torch_is):
     a, b = values((37, 96), E4M3), placed(values((96, 48), E4M3, 1), "column")
     one, rows, columns, bias = scale(), scale(37, 1), scale(1, 48), values((48,), BF16)
     tritile.scaled_matmul(a, b, one, one, bias=bias)
@@ -215,7 +215,7 @@ def test_scales_and_biases_that_torch_does_not_take(torch_is):
     assert len(torch_is.calls) == 1
 
 
-def test_products_without_scales_share_a_scale_of_one(torch_is, monkeypatch):
+def test_shared_scale_of_one(torch_is, monkeypatch):
     a, b = values((37, 96), E4M3), placed(values((96, 48), E4M3, 1), "column")
     monkeypatch.setattr(torch_kernels, "capturing", lambda: True)
     with ours:  # it would be made within a graph, and lost with it
@@ -273,7 +273,7 @@ def test_scales_for_each_128_of_k(torch_is, shared, size):
     assert (calls, len(torch_is.calls)) == (6, 15)
 
 
-def test_what_lies_as_torch_wants_it_is_not_copied(torch_is):
+def test_torch_layouts_are_not_copied(torch_is):
     a, b = values((64, 512), E4M3), placed(values((512, 128), E4M3, 1), "column")
     of_a, of_b = (placed(each, "column") for each in blocks_of(64, 128, 512, (1, 128)))
     tritile.scaled_matmul(a, b, of_a, of_b)
@@ -296,7 +296,7 @@ def test_a_remembered_call_keeps_no_tensor(torch_is):
     assert [each() for each in seen] == [None] * 5
 
 
-def test_scales_of_k_are_refused_in_words(torch_is, monkeypatch):
+def test_scales_of_k_are_refused(torch_is, monkeypatch):
     a, b = values((64, 512), E4M3), placed(values((512, 128), E4M3, 1), "column")
     scales = blocks_of(64, 128, 512, (1, 128))
     for x, y, why in (
@@ -318,7 +318,7 @@ def test_scales_of_k_are_refused_in_words(torch_is, monkeypatch):
         tritile.scaled_matmul(a, b, *scales)
 
 
-def test_what_is_added_to_scaled_products_is_differentiated(torch_is):
+def test_scaled_additions_have_gradients(torch_is):
     a, b = values((64, 512), E4M3), placed(values((512, 128), E4M3, 1), "column")
     bias, residual = torch.zeros(128, requires_grad=True), torch.zeros(64, 128, requires_grad=True)
     scales = blocks_of(64, 128, 512, (1, 128))
@@ -374,7 +374,7 @@ def test_scales_of_groups(torch_is, ragged, precision):
         assert torch.equal(tritile.grouped_matmul(a, b, offs, **how), got)
 
 
-def test_groups_of_fp8_are_refused_in_words(torch_is):
+def test_fp8_groups_are_refused(torch_is):
     offs = offsets("a rest")
     a, b = operands("rows", 4, SIZES["rows"], E4M3)
     lain = placed(b, "column")
@@ -411,7 +411,7 @@ def test_groups_that_share_k(torch_is, dtype, kind, layouts):
     assert len(torch_is.calls) == 2 * (dtype == BF16)
 
 
-def test_offsets_that_the_host_reads_are_not_captured(torch_is, monkeypatch):
+def test_host_offsets_are_not_captured(torch_is, monkeypatch):
     offs = offsets("uneven")
     monkeypatch.setattr(grouped, "capturing", lambda: True)
     assert_groups(tritile.grouped_matmul(*(pair := posed("k", offs, BF16)), offs), *pair, offs)
@@ -423,7 +423,7 @@ def test_offsets_that_the_host_reads_are_not_captured(torch_is, monkeypatch):
         tritile.grouped_matmul(*pair, offs)
 
 
-def test_groups_that_share_k_follow_torchs_settings_and_refusals(torch_is, monkeypatch):
+def test_groups_sharing_k_follow_torch(torch_is, monkeypatch):
     offs = offsets("uneven")
     a, b = posed("k", offs, BF16)
     monkeypatch.setattr(
@@ -462,7 +462,7 @@ def test_gradients_of_groups_are_torchs(torch_is):
 # What is measured is what is called.
 
 
-def test_the_call_that_is_measured_is_the_same(torch_is, monkeypatch):
+def test_measured_call_is_the_same(torch_is, monkeypatch):
     monkeypatch.setattr(torch_calls.torch_private, "scaled_mm", torch_is.scaled_mm)
     a, b = values((37, 96), E4M3), placed(values((96, 48), E4M3, 1), "column")
     whole, rows = (scale(), scale(seed=3)), (scale(37, 1), scale(1, 48))

@@ -95,7 +95,7 @@ def another_process(kernel):
 
 
 @pytest.mark.parametrize("mode", [None, "tune"])
-def test_each_config_is_measured_once_and_remembered(mode, caplog):
+def test_each_config_measured_once(mode, caplog):
     """Without a mode, too: who decorates a kernel wants it tuned."""
     bench = Bench()
     kernel = tuned(bench)
@@ -125,6 +125,7 @@ def run_anew(environment, mode, answers):
         answers.put((run(tuned(bench), bench.used), len(bench.measured)))
 
 
+@pytest.mark.slow
 def test_a_real_second_process_measures_nothing(server):
     found, answers = [], server.SimpleQueue()
     for mode in ("tune", "strict"):
@@ -136,7 +137,7 @@ def test_a_real_second_process_measures_nothing(server):
     assert found == [(128, 3), (128, 0)]
 
 
-def test_an_edited_config_list_measures_only_what_is_new():
+def test_edited_list_measures_new_configs():
     first = Bench()
     with tritile.mode("tune"):
         run(tuned(first, 64, 128), first.used)
@@ -149,7 +150,7 @@ def test_an_edited_config_list_measures_only_what_is_new():
     assert third.measured == []
 
 
-def test_values_of_one_bucket_are_one_problem():
+def test_values_of_one_bucket():
     bench = Bench()
     kernel = tuned(bench, bucket={"N": triton.next_power_of_2})
     with tritile.mode("tune"):
@@ -170,7 +171,7 @@ def test_values_of_one_bucket_are_one_problem():
     assert len(bench.measured) == 9
 
 
-def test_a_kernels_own_mode_goes_before_the_one_in_force():
+def test_own_mode_before_the_current():
     bench = Bench()
     with tritile.mode("strict"):
         with pytest.raises(NotTunedError, match="softmax N=50"):
@@ -179,7 +180,8 @@ def test_a_kernels_own_mode_goes_before_the_one_in_force():
         assert run(tuned(bench, mode="tune"), bench.used) == 128
 
 
-def test_cached_never_measures_and_says_so_once_for_each_problem():
+def test_cached_never_measures():
+    """It says so once for each problem."""
     bench = Bench()
     kernel = tuned(bench, mode="cached")
     for n, expected in ((50, 1), (50, 0), (60, 1), (50, 0), (60, 0)):
@@ -198,7 +200,8 @@ def test_cached_never_measures_and_says_so_once_for_each_problem():
 REMEMBERED = {"cached": {50: 128, 55: 128, 9: 256}, "strict": {8: 256}, "off": {50: 64, 51: 64}}
 
 
-def test_what_is_remembered_runs_for_its_neighbours_too_by_the_mode():
+def test_neighbours_use_remembered():
+    """Problems of the same key, by the mode."""
     bench = Bench()
     kernel = tuned(bench)
     run(kernel, bench.used, 50)
@@ -213,7 +216,7 @@ def test_what_is_remembered_runs_for_its_neighbours_too_by_the_mode():
     assert len(bench.measured) == 6
 
 
-def test_nothing_is_measured_while_a_graph_is_captured(monkeypatch):
+def test_capture_measures_nothing(monkeypatch):
     bench = Bench()
     kernel = tuned(bench)
     with tritile.mode("tune"):
@@ -237,7 +240,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__ + str(failure)[:5])
-def test_a_config_that_fails_costs_itself_alone(failure):
+def test_failing_config_costs_itself(failure):
     bench = Bench(TIMES | {128: failure})
     kernel = tuned(bench)
     with tritile.mode("tune"):
@@ -250,7 +253,7 @@ def test_a_config_that_fails_costs_itself_alone(failure):
         assert run(another_process(tuned(Bench({}))), bench.used) == 256
 
 
-def test_where_all_fail_the_reasons_are_named():
+def test_all_failing_names_reasons():
     bench = Bench(
         {64: RuntimeError("first reason"), 128: ValueError("second reason"), 256: RuntimeError("third")}
     )
@@ -259,7 +262,8 @@ def test_where_all_fail_the_reasons_are_named():
     assert set(trials(tuned(bench))) == {64, 128, 256}
 
 
-def test_the_budget_stops_measuring_once_something_works(monkeypatch):
+def test_budget_stops_measuring(monkeypatch):
+    """As soon as one config works."""
     monkeypatch.setenv("TRITILE_TUNE_BUDGET", "1.5")
     bench = Bench({64: RuntimeError("no"), 128: 1.0, 256: 0.1})
     clock = SimpleNamespace(monotonic=lambda: len(bench.measured))  # each config takes a second
@@ -269,7 +273,7 @@ def test_the_budget_stops_measuring_once_something_works(monkeypatch):
     assert bench.measured == [64, 128]
 
 
-def test_a_perf_model_chooses_where_nothing_was_measured():
+def test_perf_model_without_measurements():
     bench = Bench()
     kernel = tuned(bench, prune_configs_by={"perf_model": lambda BLOCK, **rest: abs(BLOCK - 128), "top_k": 2})
     with warnings.catch_warnings(), tritile.mode("cached"):
@@ -280,7 +284,7 @@ def test_a_perf_model_chooses_where_nothing_was_measured():
 
 @pytest.mark.parametrize("mode", ["tune", "cached", "off"])
 @pytest.mark.parametrize(("placed", "named"), [((), {"BLOCK": 64}), ((64,), {}), ((), {"num_warps": 8})])
-def test_what_is_tuned_may_not_be_passed_as_well(mode, placed, named):
+def test_tuned_arguments_may_not_be_passed(mode, placed, named):
     x, wanted = torch.zeros(3, 50), f"{next(iter(named), 'BLOCK')} given, but configs set it"
     with tritile.mode(mode), pytest.raises(InvalidValueError, match=wanted):
         tuned(Bench())[(3,)](x, x.clone(), torch.zeros(1, dtype=torch.int32), 50, *placed, **named)
@@ -304,7 +308,7 @@ def test_two_threads_measure_once(monkeypatch):
     assert (bench.measured, len(searches)) == ([64, 128, 256], 1)
 
 
-def test_a_grid_may_call_a_kernel_that_another_thread_measures():
+def test_grid_calls_measured_kernel():
     """The one that runs waits for the measurement, which needs the interpreter."""
     in_grid, measuring = threading.Event(), threading.Event()
     used, x = torch.zeros(1, dtype=torch.int32), torch.randn(3, 50)
@@ -348,7 +352,7 @@ def calling(used_ptr, N, BLOCK: tl.constexpr):
     tl.store(used_ptr, called(BLOCK))
 
 
-def test_an_edit_of_the_source_is_measured_anew(monkeypatch):
+def test_edited_source_is_measured_anew(monkeypatch):
     first, second, none = Bench(), Bench({64: 1.0, 128: 2.0, 256: 3.0}), Bench({})
     for bench, callee, block in (
         (first, called, 128), (second, called_after_an_edit, 64), (none, called, 128)  # taken back
@@ -359,7 +363,7 @@ def test_an_edit_of_the_source_is_measured_anew(monkeypatch):
     assert (first.measured, second.measured, none.measured) == ([64, 128, 256], [64, 128, 256], [])
 
 
-def test_a_tuner_keeps_no_arguments_and_is_not_kept():
+def test_tuner_keeps_no_arguments():
     bench = Bench()
     kernel = tuned(bench, mode="tune")
     x = torch.randn(3, 50)
@@ -372,7 +376,7 @@ def test_a_tuner_keeps_no_arguments_and_is_not_kept():
     assert last() is None
 
 
-def test_times_of_another_benchmark_are_not_compared():
+def test_other_benchmarks_do_not_compare():
     def in_units(bench, unit):
         return lambda call, quantiles: [each * unit for each in bench(call, quantiles)]
 
@@ -394,7 +398,7 @@ def test_times_of_another_benchmark_are_not_compared():
     assert again.measured == []
 
 
-def test_the_kernel_alone_names_times_of_tritiles_own_benchmark():
+def test_kernel_names_own_benchmark_times():
     own = tritile.autotune(configs(), ["N"])(softmax)
     given = tritile.autotune(configs(), ["N"], do_bench=own.do_bench, isolate=False)(softmax)
     assert own.digest == given.digest == source_hash(softmax)
@@ -409,7 +413,7 @@ def test_the_kernel_alone_names_times_of_tritiles_own_benchmark():
     assert before == tuned(counting).digest != own.digest
 
 
-def test_a_listener_hears_of_each_tuning_and_of_what_is_remembered(monkeypatch):
+def test_listener_hears_tunings(monkeypatch):
     heard = []
     monkeypatch.setattr(
         triton.knobs.autotuning, "listener", lambda **facts: heard.append(facts), raising=False
@@ -432,14 +436,15 @@ def test_a_listener_hears_of_each_tuning_and_of_what_is_remembered(monkeypatch):
 
 @pytest.mark.parametrize("inner", [tritile.autotune, triton.autotune])
 @pytest.mark.parametrize("between", [lambda kernel: kernel, triton.heuristics({"N": lambda named: 50})])
-def test_an_autotuner_over_another_that_sets_the_same_is_refused_where_it_is_written(inner, between):
+def test_autotune_twice_is_refused(inner, between):
+    """Over another autotuner that sets the same parameters, as it is decorated."""
     kernel = between(inner(configs(), ["N"])(softmax))
     for listed in (configs(), [], [triton.Config({})], tritile.Space({"BLOCK": (64, 128)})):
         with pytest.raises(InvalidValueError, match=r"softmax is autotuned already.*num_warps"):
             tritile.autotune(listed, ["N"])(kernel)
 
 
-def test_tritons_autotuner_over_tritiles_is_refused_at_the_call():
+def test_triton_over_tritile_is_refused():
     bench = Bench()
     kernel = triton.autotune(configs(64, 128), ["N"], do_bench=bench)(tuned(bench))
     with pytest.raises(InvalidValueError, match=r"BLOCK, .*an autotuner around this one"):

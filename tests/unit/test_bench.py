@@ -104,13 +104,13 @@ def error_of(way, call):
         (of("bfloat16", op="linear_quantized", layout="int4/32", k=128, n=20), [WIDE]),
     ],
 )
-def test_torch_is_asked_in_each_way_that_takes_the_case(case, names):
+def test_torch_ways_that_take_case(case, names):
     assert list(baselines.torch_ways(calls_of(case)[0])) == names
 
 
 @pytest.mark.parametrize("epilogue", ["", "scale_a=one scale_b=one"])
 @pytest.mark.parametrize("precision", ["ieee", "fast"])
-def test_torch_keeps_sums_of_fp8_where_tritile_does(epilogue, precision, monkeypatch):
+def test_torch_sums_fp8_as_tritile(epilogue, precision, monkeypatch):
     asked = []
 
     def scaled_mm(a, b, *_, out_dtype, use_fast_accum, out=None):
@@ -141,7 +141,7 @@ def test_torch_keeps_sums_of_fp8_where_tritile_does(epilogue, precision, monkeyp
         of("float32", "bias=row bias_up=row gated relu"),
     ],
 )
-def test_every_way_answers_rightly_on_every_call(case, uncompiled, monkeypatch):
+def test_ways_answer_rightly(case, uncompiled, monkeypatch):
     monkeypatch.setattr(torch_private, "int_mm", lambda a, b: a.int() @ b.int())
     calls = calls_of(case)
     for call in calls:
@@ -151,7 +151,7 @@ def test_every_way_answers_rightly_on_every_call(case, uncompiled, monkeypatch):
     assert uncompiled == [{"dynamic": False, "fullgraph": True}] * 2 * bool(case.epilogue)
 
 
-def test_the_compiler_gets_both_weights_of_a_gated_product_in_one(uncompiled):
+def test_compiler_gets_gated_weights_once(uncompiled):
     case = of("float32", "gated silu")
     call = calls_of(case)[0]
     way = script.by_inductor(call)["inductor"]
@@ -164,7 +164,7 @@ def test_the_compiler_gets_both_weights_of_a_gated_product_in_one(uncompiled):
 
 @pytest.mark.parametrize("layout", ["int4/32", "int4/64 zeros", "int4/128 zeros"])
 @pytest.mark.parametrize("bias", ["", "bias=row"])
-def test_torchs_own_packing_means_the_same_weight(layout, bias, monkeypatch):
+def test_torch_packing_same_weight(layout, bias, monkeypatch):
     """Stand in for torch's kernel with what it computes: (number - 8) * scale + offset."""
 
     def int4_packed(pairs, inner_k_tiles):
@@ -208,7 +208,7 @@ def test_torchs_permutation_moves_the_same_bits(dtype, shape, dims):
 
 
 @pytest.mark.parametrize(("elements", "copied"), [(32, 32), (1000, 992), (31, 31)])
-def test_a_copy_moves_an_even_number_of_words(elements, copied):
+def test_copy_moves_even_words(elements, copied):
     case = Case("given", "permute", "uint8", shape=(elements,), dims=(0,))
     call = call_for(case.problem, lambda dtype, count: torch.ones(count, dtype=getattr(torch, dtype)))
     call.out.tensor.zero_()
@@ -238,7 +238,7 @@ def failing(call):
     ],
     ids=["raises", "zeros", "nothing", "another shape"],
 )
-def test_a_peer_that_fails_costs_itself_alone(peer, said):
+def test_failing_peer_costs_itself(peer, said):
     case, told = parse_shape("9x7x5", dtype="float16"), []
     found = bench._graphs(case.problem, calls_of(case), {"inductor": peer, "other": right}, told.append)
     assert list(found) == ["other"]
@@ -247,7 +247,7 @@ def test_a_peer_that_fails_costs_itself_alone(peer, said):
     assert "\n" not in told[0]
 
 
-def test_a_case_that_fails_does_not_end_the_benchmark(tmp_path, monkeypatch):
+def test_failing_case_goes_on(tmp_path, monkeypatch):
     def measured(case, others, log):
         assert others is script.by_inductor
         if case.m == 8:
@@ -277,7 +277,7 @@ def test_host_costs_are_kept(tmp_path, monkeypatch):
     assert script.Run(None, print, print).host(ENV) == lines
 
 
-def test_the_fastest_of_torchs_ways_is_what_a_ratio_is_made_of(monkeypatch, uncompiled):
+def test_ratio_of_fastest_torch_way(monkeypatch, uncompiled):
     case = of("float32", "gated silu")
     monkeypatch.setattr(Graph, "times", iter((4.0, 9.0, 8.0, 5.0, 3.0)))  # ours, torch's three, max-autotune
     monkeypatch.setattr(bench.devices, "current_gpu", lambda: H200)
@@ -317,7 +317,7 @@ def test_a_call_is_timed_beside_torch(what, monkeypatch):
     assert "64x32x48 NN bfloat16 on NVIDIA H200" in found._repr_html_()
 
 
-def test_a_decorated_kernel_is_timed_in_a_process_of_its_own(monkeypatch):
+def test_decorated_timed_in_own_process(monkeypatch):
     asked = []
 
     class Shop:

@@ -48,11 +48,12 @@ MEASURED = [
 
 
 @pytest.mark.parametrize(("permuted", "config", "us"), MEASURED)
-def test_the_formula_is_near_what_was_measured(permuted, config, us):
+def test_formula_near_measured(permuted, config, us):
     assert boxes.cost(config, permuted, H200) == pytest.approx(us, rel=0.4)
 
 
-def test_where_elements_repeat_or_have_16_bytes_boxes_do_not_contend():
+def test_boxes_without_contention():
+    """If elements repeat or have 16 bytes."""
     assert boxes.contends(SHORT)
     assert not boxes.contends(problem((100, 2, 500), (1, 0, 2), 16))
     assert "NVIDIA" in illegal(boxed(4096, 64, 4), SHORT, target_device("gfx942"))
@@ -74,7 +75,7 @@ def test_why_boxes_are_illegal(config, why):
     assert why in illegal(config, SHORT, H200)
 
 
-def test_pieces_shorter_than_a_word_are_illegal():
+def test_short_pieces_are_illegal():
     """Rows of 3 bytes that lie 5 apart in out hold no word of 4 wherever they begin."""
     apart = PermuteProblem.of((100, 3), (1, 100), (5, 1), 1)
     assert "shorter than a word" in illegal(boxed(2048, 64, 4), apart, H200)
@@ -87,7 +88,7 @@ SMALL = [boxed(256, 16, 4, 1), boxed(512, 64, 1, 1), boxed(1024, 32, 16, 1)]
 
 
 @pytest.mark.parametrize("permuted", DRAWN, ids=lambda permuted: permuted.label)
-def test_a_box_takes_no_more_than_its_block(permuted):
+def test_box_within_its_block(permuted):
     for config in (*boxes.configs(), *SMALL):
         if illegal(config, permuted, H200) is None:
             box = boxes.box_of(config, permuted)
@@ -102,7 +103,7 @@ WIDER = [config for config in boxes.configs() if config["BLOCK"] >= 4096]
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
 @pytest.mark.parametrize("shape", [(1024, 1024), (1024, 4096), (8192, 8192), (65536, 256)], ids=str)
-def test_rows_a_power_of_two_apart_do_not_crowd_banks(shape, itemsize):
+def test_power_of_two_rows_spread_banks(shape, itemsize):
     """Rows are kept apart in steps of what is read at once, so no more words meet than are read at once."""
     for config in WIDER:
         box = boxes.box_of(config, problem(shape, (1, 0), itemsize))
@@ -111,7 +112,7 @@ def test_rows_a_power_of_two_apart_do_not_crowd_banks(shape, itemsize):
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
 @pytest.mark.parametrize("shape", [(1024, 4096), (336, 1040), (48, 65536), (65536, 48)], ids=str)
-def test_boxes_are_of_whole_words_where_sizes_allow(shape, itemsize):
+def test_boxes_of_whole_words(shape, itemsize):
     for config in WIDER:
         box = boxes.box_of(config, problem(shape, (1, 0), itemsize))
         assert box.read * itemsize == max(config["READ"], itemsize)
@@ -120,17 +121,17 @@ def test_boxes_are_of_whole_words_where_sizes_allow(shape, itemsize):
         assert box.pieces.size % box.pieces.lanes == 0
 
 
-def test_boxes_run_short_sides_and_not_long_ones():
+def test_boxes_run_short_sides():
     assert plans.plan_for(THIN, H200, "cached").config.family == "box"
     assert plans.plan_for(problem((8192, 8192), (1, 0), 4), H200, "cached").config.family == "tile"
 
 
-def test_a_portfolio_that_holds_boxes_chooses_among_them_alone():
+def test_portfolio_of_boxes_alone():
     assert plans.plan_for(THIN, H200, "cached") == plans.by_portfolio(THIN, H200)
     assert len(plans.likely(THIN, H200, 8)) == 8
 
 
-def test_where_a_portfolio_holds_none_boxes_run_by_their_formula(monkeypatch):
+def test_boxes_by_formula_without_portfolio(monkeypatch):
     thin = problem((3, 9999999), (1, 0), 1)  # of no other test, as plans are kept
     found, *rest = gpu_tables.portfolio("permute_1", H200)
     tiles = [i for i, config in enumerate(found.configs) if config.family == "tile"]
@@ -157,7 +158,7 @@ def test_boxes_are_explained_and_not_drawn():
         tiling_of(SHORT, config, H200)
 
 
-def test_tiles_whose_elements_move_alone_hold_fewer():
+def test_single_elements_hold_fewer():
     """A tile of 128 elements a thread spills 15 kB where its columns lie in three dimensions."""
     tile = Config.of(4, 1, "tile", BLOCK_M=64, BLOCK_N=256, GROUP_M=256)
     apart = problem((40, 352, 5, 40, 8), (1, 0, 2, 4, 3), 1)
@@ -166,7 +167,8 @@ def test_tiles_whose_elements_move_alone_hold_fewer():
     assert illegal(tile, problem((16320, 16320), (1, 0), 1), H200) is None
 
 
-def test_a_portfolio_takes_no_tile_of_twice_a_side_before_the_others():
+def test_no_doubled_tile_before_others():
+    """Twice as long on one side."""
     thin = problem((48, 51472), (1, 0), 1)
     found = plans.likely(thin, H200, 48)
     beyond = [family.oversized(config, thin) for config in found if config.family != "box"]
@@ -175,7 +177,7 @@ def test_a_portfolio_takes_no_tile_of_twice_a_side_before_the_others():
     assert beyond[-1]
 
 
-def test_no_side_is_longer_than_32_bits_count():
+def test_sides_within_32_bits():
     """A box's first element along a side is counted in 32 bits."""
     config = boxed(8192, 64, 4)
     assert illegal(config, problem((2**31 - 1, 2), (1, 0), 1), H200) is None

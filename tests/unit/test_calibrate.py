@@ -72,7 +72,7 @@ def few_candidates(count, name=NAME, device=H200):
 @pytest.mark.parametrize(
     ("name", "slow"), [("bf16_nn", 1), ("unaligned_16bit", 2), ("fp8", 0.5), ("fp16x3", 3)]
 )
-def test_half_of_the_dense_products_need_20_us_at_the_roof(name, slow):
+def test_half_need_20_us(name, slow):
     """At 800 TFLOP/s of 16-bit types, which others take `slow` times as long for, and at 4240 GB/s."""
 
     def least_us(problem):
@@ -86,7 +86,7 @@ def test_half_of_the_dense_products_need_20_us_at_the_roof(name, slow):
     assert sum(short) > 20  # of the other forty
 
 
-def test_likely_configs_are_near_the_best_and_such_as_portfolios_hold():
+def test_likely_configs_near_best():
     problem = MatmulProblem(1, 50, 1408, 20736, "bfloat16", "bfloat16")
     found = likely(problem, H200)
     best = model.pick(problem, H200)
@@ -104,7 +104,8 @@ def unsplit(config):
     return config.family == "descriptor" and config["SPLIT_K"] == 1
 
 
-def test_aligned_products_on_hopper_have_warpgroups_in_the_place_of_unsplit_descriptors(monkeypatch, hasty):
+def test_hopper_candidates_warpgroups(monkeypatch, hasty):
+    """In place of descriptor configs without split-K."""
     monkeypatch.setattr(run, "WorkerPool", ThreadPoolExecutor)
     problem, odd = (MatmulProblem(1, 4096, 4096, k, "bfloat16", "bfloat16") for k in (4096, 4097))
     plain = tma(128, 128, 64, 8, 4, persistent=True)
@@ -128,7 +129,7 @@ def test_aligned_products_on_hopper_have_warpgroups_in_the_place_of_unsplit_desc
         run.Measured("bf16_nn", [row._replace(times=dict.fromkeys(configs[:5], 1.0)) for row in rows], H200)
 
 
-def test_candidates_hold_what_is_known_and_one_for_every_size(monkeypatch):
+def test_candidates_known_and_per_size(monkeypatch):
     monkeypatch.setattr(run, "WorkerPool", ThreadPoolExecutor)
     monkeypatch.setattr(run, "likely", likely)
     shipped, *_ = gpu_tables.shipped(H200)
@@ -146,7 +147,7 @@ def test_candidates_hold_what_is_known_and_one_for_every_size(monkeypatch):
     assert any(dict(config.kwargs).get("SPLIT_K", 1) > 1 for config in few)
 
 
-def test_how_far_a_kind_is_off_is_learnt():
+def test_kind_errors_are_learnt():
     shipped, *_ = gpu_tables.shipped(H200)
     chooser = sweep.Chooser(shipped.portfolios["bf16_nt"].configs, H200)
 
@@ -159,7 +160,7 @@ def test_how_far_a_kind_is_off_is_learnt():
     assert not any(splits(problem))
 
 
-def test_a_sweep_times_what_may_be_near_and_not_what_was_refused(timed):
+def test_sweep_times_near_configs(timed):
     refused, *configs = few_candidates(40)
     problems = drawn(NAME, 10, "sizes")
     rows = list(sweep.sweep(problems, sweep.ready(problems, [refused, *configs], H200, print), H200, print))
@@ -171,7 +172,7 @@ def test_a_sweep_times_what_may_be_near_and_not_what_was_refused(timed):
         assert all(model.predict_us(config, problem, H200) <= 2.2 * least for config in chosen)
 
 
-def test_a_portfolio_is_measured_and_loses_little(timed, hasty):
+def test_portfolio_loses_little(timed, hasty):
     problems = drawn(NAME, 60, "sizes")
     chooser = sweep.ready(problems, few_candidates(20), H200, print)
     rows = list(sweep.sweep(problems, chooser, H200, print))
@@ -198,7 +199,7 @@ def few(timed, hasty, monkeypatch):
     return timed
 
 
-def test_the_command_writes_what_plans_then_take(few, tmp_path, monkeypatch):
+def test_command_writes_what_plans_take(few, tmp_path, monkeypatch):
     gpu = replace(H200, name="NVIDIA X1", processors=100, memory_gbps=2000)  # unlike any that was measured
     monkeypatch.setattr("tritile.core.device.current_gpu", lambda: gpu)
     problem = PermuteProblem.transposed(1, 4096, 8192, 2)
@@ -222,7 +223,7 @@ def test_the_command_writes_what_plans_then_take(few, tmp_path, monkeypatch):
     plans.forget()
 
 
-def test_the_next_class_is_compiled_while_one_is_timed(few, tmp_path, monkeypatch):
+def test_next_class_compiles_meanwhile(few, tmp_path, monkeypatch):
     compiled, second, time = [], threading.Event(), sweep.timed
 
     def compile_all(wanted, device, tell):
@@ -237,7 +238,7 @@ def test_the_next_class_is_compiled_while_one_is_timed(few, tmp_path, monkeypatc
     assert set(table.read(tmp_path / "t.json").portfolios) == {NAME, "permute_4"}
 
 
-def test_classes_are_named_and_those_that_a_gpu_cannot_run_are_left_out(few, tmp_path, capsys):
+def test_classes_for_this_gpu(few, tmp_path, capsys):
     assert calibrating.classes_of(["all"]) == list(calibrating.MEASURED)
     assert calibrating.classes_of(["fp8", "fp8"]) == ["fp8"]
     for names in (["halves"], ["bf16_nn", "none"]):
@@ -251,7 +252,8 @@ def test_classes_are_named_and_those_that_a_gpu_cannot_run_are_left_out(few, tmp
         calibrating.calibrate(["fp8"], A100, 24, 6, math.inf, path, None)
 
 
-def test_a_good_portfolio_is_not_given_up_for_a_few_sizes_nor_anothers_file(few, tmp_path, monkeypatch):
+def test_good_portfolio_is_kept(few, tmp_path, monkeypatch):
+    """A few new sizes, or another file, do not replace it."""
     path = tmp_path / "own.json"
 
     def calibrate(sizes, seconds=math.inf, device=H200):

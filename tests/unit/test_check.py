@@ -59,7 +59,7 @@ def arguments(n):
 
 
 @pytest.mark.parametrize("restored", [["out"], None], ids=["restored", "poisoned"])
-def test_a_reference_that_writes_to_its_arguments_proves_nothing(restored):
+def test_writing_reference_proves_nothing(restored):
     """What it wrote is not what the kernel wrote."""
 
     def in_place(x, out, n):
@@ -74,7 +74,7 @@ def test_a_reference_that_writes_to_its_arguments_proves_nothing(restored):
     assert not check(decorated([lazy], reference=in_place, restore_value=restored))
 
 
-def test_configs_that_are_right_are_told_with_the_calls_that_they_were_right_on():
+def test_right_configs_with_their_calls():
     x, out, n = arguments(64)
     out.fill_(7.0)
     found = tritile.check(decorated(), x, out, n, grid=lambda meta: (1,))
@@ -100,7 +100,7 @@ def test_configs_that_are_right_are_told_with_the_calls_that_they_were_right_on(
     ids=["a store's mask", "a store's mask, far past the end", "a load's mask", "an element left out"],
 )
 @pytest.mark.parametrize("is_seen", [True, False])
-def test_a_fault_is_found_at_the_sizes_where_it_shows(fault, reason, at, is_seen, request):
+def test_fault_found_at_its_sizes(fault, reason, at, is_seen, request):
     """Where every tile is whole a missing mask does no harm."""
     if not is_seen:
         request.getfixturevalue("guards_alone")
@@ -131,7 +131,8 @@ def raised_by(masks, **told):
 
 
 @pytest.mark.parametrize("told", ["restore_value", "reset_to_zero"])
-def test_an_in_place_kernel_that_lacks_its_masks_is_found_although_nan_plus_one_is_nan(told, guards_alone):
+def test_in_place_without_masks_is_found(told, guards_alone):
+    """Although NaN + 1 is NaN."""
     found = tritile.check(raised_by((True, False), **{told: ["x"]}), torch.zeros(40), 40, grid=(3,))
     assert [each.outcome for each in found.configs] == ["right", "wrong"]
     assert "wrote outside" in found.wrong[0].reason
@@ -146,7 +147,7 @@ def scaled(x, out, n, BLOCK: tl.constexpr, FACTOR: tl.constexpr):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.int8], ids=str)
 @pytest.mark.parametrize("factor", [1, 3])
-def test_a_kernel_that_copies_past_both_ends_is_found_although_nan_stays_nan(dtype, factor, guards_alone):
+def test_copy_past_both_ends_is_found(dtype, factor, guards_alone):
     """Each guard times a factor must differ from the other."""
     configs = [triton.Config({"BLOCK": 64, "FACTOR": factor})]
     kernel = tritile.autotune(configs, key=["n"], reference=lambda x: {"out": x * factor})(scaled)
@@ -161,7 +162,7 @@ def test_a_kernel_that_copies_past_both_ends_is_found_although_nan_stays_nan(dty
 
 
 @pytest.mark.parametrize(("dtype", "filled"), [(torch.float32, "NaN"), (torch.int32, "wrong integers")])
-def test_an_in_place_kernel_that_restores_nothing_is_advised_to(dtype, filled):
+def test_in_place_without_restore_is_advised(dtype, filled):
     (wrong,) = tritile.check(raised_by([True]), torch.zeros(40, dtype=dtype), 40, grid=(3,)).wrong
     assert wrong.reason.endswith("if the kernel reads x, name it in restore_value=")
 
@@ -219,7 +220,7 @@ def outcome_of(fault, dtype=torch.float32, reference=lambda x, y: {"out": x.sqrt
         ("leaves out", "out[199] is not written"),
     ],
 )
-def test_a_fault_that_no_answer_shows_is_found_in_the_interpreter(fault, reason):
+def test_silent_fault_found_interpreted(fault, reason):
     found = outcome_of(fault)
     assert found.outcome == "wrong"
     assert reason in found.reason
@@ -238,7 +239,7 @@ def rows_written(x, out, stride, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @pytest.mark.parametrize(("width", "outcome"), [(10, "right"), (12, "wrong")])
-def test_what_lies_between_rows_may_be_read_and_not_written(width, outcome):
+def test_gaps_may_be_read_not_written(width, outcome):
     configs = [triton.Config({"BLOCK": 16, "WIDTH": width})]
     kernel = tritile.autotune(configs, ["stride"], reference=lambda x: {"out": x.clone()})(rows_written)
     x, out = torch.rand(5, 16)[:4, :10], torch.zeros(5, 16)[:4, :10]
@@ -256,7 +257,7 @@ def locked(x, pair, lock, out, n, BLOCK: tl.constexpr, WRITES: tl.constexpr):
 
 
 @pytest.mark.parametrize("writes", [False, True])
-def test_inputs_in_tuples_are_not_to_change_and_what_a_hook_resets_may(writes):
+def test_tuple_inputs_stay_hooks_reset(writes):
     def reset(named):
         named["lock"].zero_()
 
@@ -270,7 +271,7 @@ def test_inputs_in_tuples_are_not_to_change_and_what_a_hook_resets_may(writes):
     assert ("pair is changed" in found.reason) is writes
 
 
-def test_tuning_takes_a_kernel_that_changes_what_its_reference_takes():
+def test_kernel_may_change_reference_inputs():
     config = triton.Config({"BLOCK": 64, "FAULT": "destroys"})
     kernel = tritile.autotune([config], ["n"], reference=lambda x, y: {"out": x.sqrt()})(faulty)
     call = kernel.call((), {"warmup": False, "grid": (4,), **faulty_arguments(200)}, HOST)
@@ -284,19 +285,19 @@ def test_tuning_takes_a_kernel_that_changes_what_its_reference_takes():
         ((3, 3), (2, 4)), ((8, 8, 8), (7, 6, 5)),
     ],
 )  # fmt: skip
-def test_the_sizes_that_follow_are_next_to_those_given_and_differ(sizes, wanted):
+def test_following_sizes_are_adjacent(sizes, wanted):
     assert checking._neighbours(sizes) == wanted
 
 
 @pytest.mark.parametrize(
     ("fault", "outcome"), [("reads and drops", "wrong"), ("destroys", "wrong"), ("", "right")]
 )
-def test_guards_of_large_numbers_show_what_a_maximum_takes_from_them(fault, outcome, guards_alone):
+def test_large_guards_show_maximum_faults(fault, outcome, guards_alone):
     assert outcome_of(fault).outcome == outcome
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_an_element_that_is_not_written_is_found_where_nan_is_right(dtype):
+def test_unwritten_element_where_nan_is_right(dtype):
     assert "out[199] is not written" in outcome_of("leaves out", dtype).reason
     assert outcome_of("", dtype).outcome == "right"
 
@@ -308,7 +309,7 @@ def copied(at, out, n, BLOCK: tl.constexpr):
     tl.store(out + place, tl.load(x + place, mask=place < n), mask=place < n)
 
 
-def test_a_kernel_may_have_the_address_of_other_memory_as_a_number():
+def test_address_as_number():
     elsewhere = torch.arange(40, dtype=torch.float32)
 
     kernel = tritile.autotune([triton.Config({"BLOCK": 64})], ["n"], reference=lambda: {"out": elsewhere})(
@@ -327,7 +328,7 @@ def turned(x, out, m, n, BLOCK: tl.constexpr):
     tl.store(out + j * n + i, tl.load(x + i * n + j, mask=inside), mask=inside)
 
 
-def test_equal_sizes_are_followed_by_different_ones():
+def test_equal_sizes_followed_by_different():
     kernel = tritile.autotune([triton.Config({"BLOCK": 64})], ["m"], reference=lambda x: {"out": x.t()})(
         turned
     )
@@ -339,13 +340,13 @@ def test_equal_sizes_are_followed_by_different_ones():
     assert [each.outcome for each in found.configs] == ["wrong"]
 
 
-def test_bf16_in_the_interpreter_has_a_hint():
+def test_bf16_interpreter_hint():
     kernel = raised_by([True], restore_value=["x"])
     (found,) = tritile.check(kernel, torch.zeros(40, dtype=torch.bfloat16), 40, grid=(3,)).configs
     assert found.outcome == "right" or "interpreter may lack arithmetic of bf16" in found.reason  # 3.9 has it
 
 
-def test_a_wrong_answer_has_its_first_element_and_no_other_advice():
+def test_wrong_answer_first_element():
     found = tritile.check(decorated(reference=lambda n: {"out": torch.zeros(n)}), *arguments(33), grid=(1,))
     assert len(found.wrong) == 2
     assert "out[0] is 1056, and 0 is right" in found.wrong[0].reason
@@ -364,12 +365,12 @@ def test_a_wrong_answer_has_its_first_element_and_no_other_advice():
     ],
     ids=["None", "empty", "a number", "a tensor", "no such argument", "another shape"],
 )
-def test_a_reference_that_returns_no_tensors_is_no_fault_or_proof_of_a_config(answer, wanted):
+def test_reference_without_tensors(answer, wanted):
     with pytest.raises(InvalidValueError, match=wanted):
         tritile.check(decorated(reference=lambda x: answer), *arguments(40), grid=(1,))
 
 
-def test_all_configs_of_a_space_are_checked():
+def test_all_configs_of_space_checked():
     space = tritile.Space({"BLOCK": (16, 32), "LOADS": (True, False), "STORES": (True,), "STOPS": (False,)})
     found = tritile.check(decorated(space), *arguments(63), grid=(1,))
     assert {(c.config.kwargs["BLOCK"], c.config.kwargs["LOADS"], c.outcome) for c in found.configs} == {
@@ -377,7 +378,7 @@ def test_all_configs_of_a_space_are_checked():
     }
 
 
-def test_a_config_that_does_not_run_fails_and_says_why():
+def test_failing_config_says_why():
     raises = config(24)
     found = tritile.check(decorated([raises, GOOD[0]]), *arguments(64), grid=(1,))
     assert [each.config for each in found.failed] == [raises]
@@ -420,7 +421,7 @@ def test_bad_requests_are_refused(words, wanted):
         (lambda n: None, "make returned NoneType: expected the arguments"),
     ],
 )
-def test_what_make_does_wrong_is_said_of_make(make, wanted):
+def test_errors_of_make_named(make, wanted):
     with pytest.raises(InvalidValueError, match=wanted):
         tritile.check(decorated(), 8, make=make)
 
@@ -434,7 +435,7 @@ def test_what_cannot_be_checked_is_refused():
         tritile.check(decorated(), 8, make=lambda n: {"x": torch.zeros(n)}, grid=(1,))
 
 
-def test_nothing_is_compiled_for_a_gpu_while_triton_interprets():
+def test_interpreting_compiles_for_no_gpu():
     with pytest.raises(TuningError, match="TRITON_INTERPRET is set"):
         tritile.check(decorated(), *arguments(8), device="h200")
 
@@ -462,7 +463,7 @@ class Shop:
         return 0.25
 
 
-def test_on_a_gpu_configs_are_checked_in_a_process_of_their_own(monkeypatch):
+def test_gpu_checks_in_own_process(monkeypatch):
     shop, h200 = Shop(), target_device("nvidia-h200")
     monkeypatch.setattr(Autotuner, "device_of", lambda *given: h200)
     monkeypatch.setattr(checking, "elsewhere", lambda call: contextlib.nullcontext((shop, call)))
@@ -473,7 +474,7 @@ def test_on_a_gpu_configs_are_checked_in_a_process_of_their_own(monkeypatch):
     assert shop.ended == shop.begun
 
 
-def test_a_call_that_cannot_be_sent_is_checked_here_with_a_warning(monkeypatch):
+def test_unsendable_call_checked_here(monkeypatch):
     monkeypatch.setattr(Autotuner, "device_of", lambda *given: target_device("nvidia-h200"))
     kernel = decorated([*GOOD, UNMASKED])
     refused = tritile.errors.UnsupportedError("its tensors take too much")

@@ -20,7 +20,7 @@ import typer._completion_classes
 from rich.console import Console
 
 import autotune
-from tests.commands import SCRIPTS, commands, refused, run, scripts
+from tests.commands import commands, refused, run
 from tritile import cli, errors
 from tritile.cli import compile as compile_module
 from tritile.cli import findings, shared
@@ -61,7 +61,7 @@ main()
 @pytest.mark.parametrize(
     ("argument", "told"), [("--help", "explain"), ("-h", "merge"), ("--version", "tritile 0.1")]
 )
-def test_help_and_version_need_neither_torch_nor_triton(argument, told, tmp_path):
+def test_help_without_torch_or_triton(argument, told, tmp_path):
     script = tmp_path / "tritile"  # as the command is named that pip installs
     script.write_text(SHOWS)
     environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -73,7 +73,7 @@ def test_help_and_version_need_neither_torch_nor_triton(argument, told, tmp_path
 
 @pytest.mark.parametrize("as_module", [False, True])
 @pytest.mark.parametrize("command", cli.COMMANDS)
-def test_help_of_a_command_imports_neither_torch_nor_triton_and_has_examples(command, as_module, tmp_path):
+def test_command_help_is_light_with_examples(command, as_module, tmp_path):
     script = tmp_path / "tritile"
     script.write_text(SHOWS)
     root = Path(__file__).parents[2]
@@ -102,22 +102,8 @@ def test_examples_of_help_are_taken(name):
         command.make_context(name, arguments)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_scripts_run_in_a_checkout_and_their_examples_are_taken(name, tmp_path):
-    script = Path(__file__).parents[2] / "tuning" / f"{name}.py"
-    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    command = [sys.executable, script, "--help"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environ)
-    lines = shown.stdout.partition("Examples:")[2].strip().splitlines()
-    assert lines
-    for line in lines:
-        python, file, *arguments = shlex.split(line)
-        assert (python, file) == ("python", f"tuning/{name}.py")
-        scripts()[f"{name}.py"].make_context(name, arguments)
-
-
 @pytest.mark.parametrize("name", ["explain", "show"])
-def test_examples_of_help_that_need_no_gpu_run(name, tmp_path, monkeypatch):
+def test_help_examples_run_offline(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = [line.strip() for line in commands()[name].epilog.splitlines() if line.startswith("  ")]
     for line in lines:
@@ -127,7 +113,7 @@ def test_examples_of_help_that_need_no_gpu_run(name, tmp_path, monkeypatch):
         assert found.exit_code == 0, (line, found.output)
 
 
-def test_what_explain_cannot_take_is_refused_in_its_own_words():
+def test_explain_refusals():
     told = refused("explain", "8x8x8", "--op", "grouped", "--target", "h200")
     assert told == "--op 'grouped': expected one of matmul, transpose"
     shown = run("explain", "--help").stdout
@@ -137,7 +123,7 @@ def test_what_explain_cannot_take_is_refused_in_its_own_words():
     assert told == "100x100x0: sizes must be at least 1"
 
 
-def test_what_clear_is_to_forget_has_to_be_there():
+def test_clear_needs_existing():
     problem = KernelProblem("softmax", (("n", 8),), (("x", "float32"),))
     store_of(H200).add("a" * 16, Trial(problem, CONFIG, 4.0, measured_utc="2026-01-01T00:00:00+00:00"))
     for where in (("--target", "h200"), ("--all",)):
@@ -147,7 +133,7 @@ def test_what_clear_is_to_forget_has_to_be_there():
     assert "1 trial\n" in run("clear", "--kernel", "softmax", "--yes", "--target", "h200").stdout
 
 
-def test_help_names_what_the_modules_that_import_torch_define():
+def test_help_names_torch_modules_values():
     assert tuple(SHORT) == shared.GPUS
     assert {"permute" if op == "transpose" else op for op in shared.OPS} == {*suites.OPS}
     assert list(shared.SUITES) == sorted(path.stem for path in suites.SHIPPED.glob("*.toml"))
@@ -279,7 +265,7 @@ def inputs(tmp_path_factory):
 @without_gpu
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("words", [*USAGE, *FAILURES])
-def test_wrong_arguments_and_files_are_named_before_anything_is_written(words, inputs, tmp_path, monkeypatch):
+def test_wrong_arguments_before_writing(words, inputs, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for path in inputs.iterdir():
@@ -302,7 +288,7 @@ def test_wrong_arguments_and_files_are_named_before_anything_is_written(words, i
         ("TRITILE_TABLE=notes.txt doctor", 1, "notes.txt is not JSON"),
     ],
 )
-def test_what_takes_more_than_a_line_of_ours(words, status, told, inputs, monkeypatch):
+def test_refusals_of_several_lines(words, status, told, inputs, monkeypatch):
     monkeypatch.chdir(inputs)
     variables, arguments = parsed(words)
     found = run(*arguments, env=variables)
@@ -323,7 +309,7 @@ def test_what_takes_more_than_a_line_of_ours(words, status, told, inputs, monkey
         ("64x48 --op transpose", "48x64 from (1,0) 2-byte"),
     ],
 )
-def test_shapes_dtypes_layouts_and_gpus_are_taken_as_people_type_them(words, label, prepared):
+def test_shapes_dtypes_gpus_as_typed(words, label, prepared):
     given = shlex.split(words) if "--target" in words else [*shlex.split(words), "--target", "h100"]
     found = run("explain", *given)
     assert found.exit_code == 0, found.output
@@ -356,7 +342,7 @@ def prepared(tmp_path, monkeypatch):
 
 @without_gpu
 @pytest.mark.parametrize("words", TABLES)
-def test_tables_fit_80_columns_and_json_is_all_that_standard_output_has(words, prepared, monkeypatch):
+def test_tables_80_columns_json_clean(words, prepared, monkeypatch):
     monkeypatch.setattr(shared.console, "_force_terminal", True)
     monkeypatch.setattr(shared.console, "width", 80)
     found = run(*shlex.split(words))
@@ -382,14 +368,14 @@ def test_tables_fit_80_columns_and_json_is_all_that_standard_output_has(words, p
         ("show --target h200", f"256x256x256 NN float16 7.5 {CONFIG}"),
     ],
 )
-def test_tables_do_not_fold_in_a_pipe(words, one_line, prepared, monkeypatch):
+def test_tables_do_not_fold_in_pipes(words, one_line, prepared, monkeypatch):
     monkeypatch.setattr(shared.console, "width", 40)
     found = run(*shlex.split(words))
     assert found.exit_code == 0, found.output
     assert any(one_line in " ".join(line.split()) for line in found.stdout.splitlines()), found.stdout
 
 
-def test_text_and_tables_fold_on_a_terminal_alone():
+def test_folding_on_terminals_only():
     rows = [{"problem": "x" * 60, "config": "y z " * 30}]
     for terminal, lines in ((False, 3), (True, 5)):
         to = Console(file=io.StringIO(), width=100, force_terminal=terminal, color_system=None)
@@ -406,7 +392,7 @@ def test_folders_of_an_output_are_made(words, prepared):
     assert made.stat().st_size
 
 
-def test_compile_says_what_is_missing_and_what_compiles_it(tmp_path, monkeypatch):
+def test_compile_says_what_is_missing(tmp_path, monkeypatch):
     command = ("compile", "64x64x64", "--target", "h200")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
@@ -427,7 +413,7 @@ def test_compile_says_what_is_missing_and_what_compiles_it(tmp_path, monkeypatch
     assert cure.startswith("kernels of 12 configs are missing: the same command with TRITILE_MODE=cached")
 
 
-def test_help_lists_each_command_by_the_first_sentence_of_its_own():
+def test_help_lists_first_sentences():
     for name, command in commands().items():
         assert " ".join(command.help.split("\n\n")[0].split()) == cli.COMMANDS[name]
 
@@ -440,7 +426,7 @@ def completed_by(line):
     return {item.value for item in complete.get_completions(words[1:-1], words[-1])}
 
 
-def test_a_shell_completes_commands_options_and_gpus(monkeypatch):
+def test_shell_completion(monkeypatch):
     real = cli.import_module
     monkeypatch.setattr(cli, "import_module", lambda name: pytest.fail(f"{name} is imported"))
     assert completed_by("tritile ") == set(cli.COMMANDS)
@@ -478,7 +464,7 @@ def test_tune_for_batch_invariant_calls(tmp_path, monkeypatch):
     assert [getattr(problem, "invariant", None) for problem in tuned] == [True, None]
 
 
-def test_show_lists_the_best_of_each_problem():
+def test_show_lists_best():
     store = store_of(H200)
     remember(store)
     remember(store, us=5.25, config=Config.of(family="tile", BLOCK_M=32, BLOCK_N=64, BLOCK_K=32, GROUP_M=8))
@@ -490,7 +476,7 @@ def test_show_lists_the_best_of_each_problem():
     assert "2 remembered" in run("show", "--target", "nvidia-h200", "--trials").output
 
 
-def test_show_sums_up_decorated_kernels_by_source_and_lists_one_of_them_alone(monkeypatch):
+def test_show_decorated_kernels(monkeypatch):
     monkeypatch.setattr(shared.console, "width", 200)
     store, small, large = store_of(H200), Config.of(B=16), Config.of(B=32)
 
@@ -535,7 +521,7 @@ def exported(path, *options):
     return run("export", "--output", path, "--target", "nvidia-h200", *options)
 
 
-def test_export_keeps_what_an_older_table_knows(tmp_path):
+def test_export_keeps_older_table(tmp_path):
     path = tmp_path / "table.json"
     remember(store_of(H200))
     assert exported(path).exit_code == 0
@@ -552,7 +538,7 @@ def test_export_keeps_what_an_older_table_knows(tmp_path):
 @pytest.mark.parametrize(
     "change", [("kernels", {"matmul/tile": "another version"}), ("device", {"name": "NVIDIA Other"})]
 )
-def test_export_does_not_destroy_a_table_that_knows_more(tmp_path, change):
+def test_export_refuses_to_lose(tmp_path, change):
     path, (part, facts) = tmp_path / "table.json", change
     for size in (256, 512):
         remember(store_of(H200), MatmulProblem(1, size, size, size, "float16", "float16"))
@@ -583,7 +569,7 @@ def test_merge_adds_another_stores_trials(tmp_path):
     assert "1 trial added" in run("merge", zipped, "--target", "h200").output
 
 
-def test_clear_forgets_a_kernel_a_gpu_or_all_and_only_if_told_to():
+def test_clear_forgets_if_confirmed():
     a100, kernel = target_device("a100"), KernelProblem("softmax", (("n", 64),), (("x", "float32"),))
     other = replace(kernel, kernel="relu")
     for device in (H200, a100):
@@ -612,7 +598,7 @@ def test_clear_forgets_a_kernel_a_gpu_or_all_and_only_if_told_to():
     assert left(a100) == []
 
 
-def test_what_is_remembered_and_does_not_count_is_told_with_the_reason(tmp_path):
+def test_remembered_but_not_counting(tmp_path):
     other = replace(H200, triton="3.0.0")
     remember(Store(other, tmp_path / "other"))
     store_of(H200).add(
@@ -635,7 +621,7 @@ def test_what_is_remembered_and_does_not_count_is_told_with_the_reason(tmp_path)
     assert exported(tmp_path / "t.json").exit_code == 0
 
 
-def test_doctor_runs_a_kernel_and_names_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
+def test_doctor_runs_kernel_names_cache(tmp_path, monkeypatch):
     result = run("doctor")
     assert result.exit_code == 0, result.output
     words = " ".join(result.output.split())
@@ -659,7 +645,7 @@ def test_doctor_runs_a_kernel_and_names_a_cache_that_cannot_be_written(tmp_path,
         ("TRITILE_TABLE", "no/such/table.json", "TRITILE_TABLE: no/such/table.json does not exist"),
     ],
 )
-def test_doctor_names_a_setting_that_is_wrong_and_no_compiler(variable, value, told):
+def test_doctor_wrong_setting_no_compiler(variable, value, told):
     found = run("doctor", env={variable: value})
     assert found.exit_code == 1
     words = " ".join(found.output.split())
@@ -676,7 +662,7 @@ def test_doctor_names_a_setting_that_is_wrong_and_no_compiler(variable, value, t
         (errors.UnsupportedError("not on this GPU"), (), ""),
     ],
 )
-def test_doctor_advises_what_follows_from_a_failure(failure, compilers, told, monkeypatch):
+def test_doctor_advice(failure, compilers, told, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(findings.shutil, "which", lambda name: name if name in compilers else None)
 
@@ -723,7 +709,7 @@ def searches(monkeypatch):
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_tune_prints_each_problem_and_how_all_compare_with_torch(searches, terminal, monkeypatch):
+def test_tune_prints_problems_and_torch(searches, terminal, monkeypatch):
     notes = Console(file=io.StringIO(), force_terminal=terminal, width=80)
     monkeypatch.setattr(shared, "notes", notes)
     found = run("tune", *SHAPES, "--dtype", "fp16")
@@ -738,7 +724,7 @@ def test_tune_prints_each_problem_and_how_all_compare_with_torch(searches, termi
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_tune_has_the_same_as_json_and_times_torch_unless_stopped(searches, stopped, monkeypatch):
+def test_tune_json_and_torch_times(searches, stopped, monkeypatch):
     asked = []
     go_on = contextlib.nullcontext(lambda: not stopped)
     monkeypatch.setattr(tune_module, "interruptible", lambda budget: go_on)
@@ -764,7 +750,7 @@ def test_tune_says_what_is_lost(searches, tmp_path, monkeypatch):
     assert "1 trial lost" in found.stdout
 
 
-def test_nothing_is_said_where_nobody_reads_the_output(tmp_path):
+def test_silent_without_reader(tmp_path):
     (tmp_path / "tritile").write_text("from tritile.__main__ import main\nmain()")
     read, write = os.pipe()
     os.close(read)
@@ -776,7 +762,7 @@ def test_nothing_is_said_where_nobody_reads_the_output(tmp_path):
 
 
 @without_gpu
-def test_tune_for_a_gpu_elsewhere_predicts_and_says_what_to_do(monkeypatch):
+def test_tune_elsewhere_predicts(monkeypatch):
     remember(store_of(H200))
     found = run("tune", "256x256x256", "999x1001x1003", "--dtype", "fp16", "--target", "h200")
     assert found.exit_code == 0, found.output
@@ -800,18 +786,18 @@ def test_tune_for_a_gpu_elsewhere_predicts_and_says_what_to_do(monkeypatch):
 
 
 @without_gpu
-def test_tune_without_a_gpu_is_one_line_that_names_a_way_on():
+def test_tune_without_gpu_one_line():
     line = refused("tune", "8x8x8")
     assert line.startswith("there is no GPU here: nothing was measured. --target h200")
 
 
-def test_tune_for_the_gpu_that_is_here_measures(searches):
+def test_tune_here_measures(searches):
     found = run("tune", SHAPES[0], "--dtype", "fp16", "--target", "h200")
     assert found.stdout.splitlines()[1].startswith("299x256x256 NN float16: 4.0 us, tile")
 
 
 @pytest.mark.parametrize("words", ["tune 299x256x256 --dtype fp16", "bench 64x64x64"])
-def test_a_pinned_table_that_is_not_there_ends_it_before_anything_is_measured(words, searches, monkeypatch):
+def test_missing_pinned_table_ends_early(words, searches, monkeypatch):
     monkeypatch.setattr(tune_module, "PoolRunner", lambda *_, **__: pytest.fail("measures"))
     monkeypatch.setattr("tritile.lab.bench.measured", lambda *_, **__: pytest.fail("measures"))
     environ = {"TRITILE_TABLE": "no/such.json"}
@@ -820,7 +806,7 @@ def test_a_pinned_table_that_is_not_there_ends_it_before_anything_is_measured(wo
     )
 
 
-def test_bench_shows_both_sides_and_a_problem_that_fails_costs_itself_alone(monkeypatch):
+def test_bench_both_sides_and_failures(monkeypatch):
     def measured(case, log):
         if case.m == 8:
             raise ValueError("no")
@@ -843,7 +829,7 @@ def test_bench_shows_both_sides_and_a_problem_that_fails_costs_itself_alone(monk
     assert Config.from_dict(line["config"]) == CONFIG
 
 
-def test_make_says_that_it_installs_before_it_does(tmp_path):
+def test_make_says_it_installs(tmp_path):
     arguments = ["make", "-n", "tune", f"VENV={tmp_path}", "PY=python3"]
     words = {"capture_output": True, "text": True, "cwd": Path(__file__).parents[2], "check": True}
     # What a make that runs these tests hands on is left out.
@@ -855,7 +841,7 @@ def test_make_says_that_it_installs_before_it_does(tmp_path):
     assert "pip install" in done.stdout
 
 
-def test_make_tune_without_a_gpu_ends_with_predicted_times(monkeypatch, capsys):
+def test_make_tune_without_gpu(monkeypatch, capsys):
     ran = []
     monkeypatch.setattr(autotune, "run", lambda *words: ran.append(words) or 0)
     monkeypatch.setattr(autotune.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0))

@@ -39,7 +39,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("side", ["triton", "tritile"])
-def test_a_tuner_tries_every_config_and_says_which(side):
+def test_tuner_tries_every_config(side):
     bench = Bench()
     answer = comparison.tuned(side, subject(), authors.softmax_inputs(**GIVEN), do_bench=bench)
     assert bench.calls == 3
@@ -55,7 +55,7 @@ def test_a_wrong_answer_is_no_result(side, said):
         comparison.tuned(side, wrong, authors.softmax_inputs(**GIVEN), do_bench=Bench())
 
 
-def test_each_sides_config_is_timed_on_every_copy(monkeypatch):
+def test_configs_timed_on_every_copy(monkeypatch):
     errors = []
 
     class Graph:

@@ -45,7 +45,7 @@ def test_products(made, dtype, times, seed):
 
 
 @pytest.mark.parametrize("dtype", [C64, C128], ids=str)
-def test_results_and_gradients_have_the_bits_of_torchs(dtype):
+def test_bits_of_torch_and_gradients(dtype):
     a, b, c, g = torch.randn(4, 3, 17, 17, dtype=dtype, generator=torch.Generator().manual_seed(1))
     for ours, theirs, values in (
         (tritile.matmul, torch.matmul, (a, b.mH)),
@@ -68,13 +68,13 @@ def test_results_and_gradients_have_the_bits_of_torchs(dtype):
             torch.testing.assert_close(found, expected)
 
 
-def test_what_torch_conjugates_lazily_is_plain_memory():
+def test_lazy_conjugates_are_plain_memory():
     a, b = (whole((5,), C64, random.Random(seed)) for seed in (1, 2))
     assert torch.matmul(a.conj(), b.conj()).is_conj()
     assert not tritile.matmul(a.conj(), b.conj()).is_conj()
 
 
-def test_an_out_that_overlaps_is_refused_but_for_what_is_not_read():
+def test_overlapping_out_is_refused():
     base = whole((3, 16, 16), C64, random.Random(1))
     a, b, out = base
     flat = base.flatten()
@@ -89,7 +89,7 @@ def test_an_out_that_overlaps_is_refused_but_for_what_is_not_read():
         assert torch.equal(found, alpha * (c @ d))
 
 
-def test_there_is_nothing_to_plan_tune_or_explain():
+def test_nothing_to_plan_tune_explain():
     a, b = torch.empty(64, 32, dtype=C64), torch.empty(32, 48, dtype=C64)
     for what in (("matmul", a, b), ("addmm", torch.empty(48, dtype=C64), a, b), ("linear", a, b.t())):
         for ask, words in (
@@ -100,7 +100,7 @@ def test_there_is_nothing_to_plan_tune_or_explain():
                 ask(*what, **words)
 
 
-def test_calls_that_torch_may_not_make_are_refused_before_any_launch(monkeypatch):
+def test_refused_before_any_launch(monkeypatch):
     a, b = (whole((4, 4), C64, random.Random(seed)) for seed in (1, 2))
     monkeypatch.setattr(ops_aten, "_MULTIPLY", lambda *given: pytest.fail("torch was called"))
     with (

@@ -85,7 +85,7 @@ def assert_same(got, wanted):
     ],
     ids=str,
 )
-def test_layers_whose_rows_are_predicted_to_win_are_exchanged(layer, rows, by):
+def test_winning_layers_are_exchanged(layer, rows, by):
     found = convert(layer.eval(), rows=rows, device=H200)
     (row,) = found.rows
     assert (row.by, row.rows, row.training, row.count) == (by, rows, False, 1)
@@ -95,7 +95,7 @@ def test_layers_whose_rows_are_predicted_to_win_are_exchanged(layer, rows, by):
     assert found.device == HERE.name
 
 
-def test_rows_are_of_a_forward_pass_or_of_a_training_step():
+def test_rows_of_forward_or_step():
     layer = large(768, 50257)
     training, forward = (convert(layer.train(on), rows=8000, device=H200).rows[0] for on in (True, False))
     assert (training.training, forward.training) == (True, False)
@@ -104,7 +104,8 @@ def test_rows_are_of_a_forward_pass_or_of_a_training_step():
     assert not convert(layer.train(), rows=8000, device=H200).rows[0].training
 
 
-def test_a_layer_is_exchanged_if_some_of_its_rows_win_and_the_table_says_which():
+def test_some_rows_win():
+    """A layer is exchanged, and the table says at which rows."""
     found = convert(large(768, 50257).eval(), rows=(1, 8000, 8000), device=H200)
     rows = [(row.rows, row.by, row.exchanged) for row in found.rows]
     assert rows == [(1, "torch", True), (8000, "tritile", True)]
@@ -113,7 +114,7 @@ def test_a_layer_is_exchanged_if_some_of_its_rows_win_and_the_table_says_which()
     assert "torch's time at this size is not known on NVIDIA A100" in row.why
 
 
-def test_the_table_groups_layers_that_are_alike_and_prints():
+def test_table_groups_alike_layers():
     blocks = nn.ModuleList(nn.ModuleDict({"up": large(768, 3072)}) for _ in range(3))
     found = convert(nn.ModuleDict({"h": blocks, "head": large(768, 50257)}).eval(), rows=8000, device=H200)
     assert [(row.layers, row.count) for row in found.rows] == [("h.*.up", 3), ("head", 1)]
@@ -128,7 +129,7 @@ def test_the_table_groups_layers_that_are_alike_and_prints():
     assert "0 of 0" in repr(convert(nn.Identity(), rows=8, device=H200))
 
 
-def test_the_table_ends_with_what_was_decided_for_and_how_to_change_it():
+def test_table_ends_with_decision():
     x, model = torch.empty(4, 64, dtype=torch.bfloat16), nn.Sequential(nn.Dropout(), large(64, 64))
     fresh, served = convert(model, rows=8, device=H200), convert(model.eval(), rows=8, device=H200)
     because, how = "because model.training is True", "call model.eval() first to decide for inference"
@@ -151,7 +152,7 @@ def test_the_table_ends_with_what_was_decided_for_and_how_to_change_it():
         assert undecided.note == ""
 
 
-def test_the_table_names_layers_whose_names_are_numbers():
+def test_table_names_numbered_layers():
     model = nn.Sequential(large(64, 65), nn.ReLU(), *(large(65, 64) for _ in range(5)))
     found = convert(nn.ModuleList([*model, nn.ModuleDict({"up": large(64, 66)})]).eval(), always=True)
     names = [(row.layers, row.count) for row in found.rows]
@@ -188,7 +189,7 @@ def not_plain():
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("how", [{"rows": 8, "device": H200}, {"always": True}, {"kind": "int8"}], ids=str)
-def test_what_is_not_torchs_plain_layer_is_left_alone(wins, how):
+def test_other_layers_left_alone(wins, how):
     left = not_plain()
     model = nn.ModuleDict({name: layer for name, (layer, _) in left.items()})
     before = [type(module) for module in model.modules()]
@@ -200,14 +201,14 @@ def test_what_is_not_torchs_plain_layer_is_left_alone(wins, how):
         assert left[row.layers.partition(".")[0]][1] in row.why, row.layers
 
 
-def test_a_filter_and_tritiles_own_kind_leave_layers_out(wins):
+def test_filter_leaves_layers_out(wins):
     model = nn.Sequential(layer_of(), layer_of(), tritile.nn.Linear(8, 8))
     found = convert(model, rows=8, device=H200, filter=lambda name, layer: name != "0")
     assert found.exchanged == ("1",)
     assert [row.why for row in found.rows if row.why] == ["it is a tritile.nn.Linear"]
 
 
-def test_converting_again_decides_anew_and_never_twice(wins, monkeypatch):
+def test_converting_again_decides_anew(wins, monkeypatch):
     model = nn.Sequential(layer_of())
     by_rows = {"rows": 8, "device": H200}
     for how in (by_rows, by_rows, {"always": True}):
@@ -229,7 +230,7 @@ LAYERS = ("up", "down", "head")
 @pytest.mark.parametrize(
     ("kind", "how"), [(ConvertedLinear, {"rows": 6, "device": H200}), (AlwaysLinear, {"always": True})]
 )
-def test_parameters_names_hooks_and_flags_stay_and_restore_undoes_it(net, wins, kind, how):
+def test_hooks_flags_stay_restore_undoes(net, wins, kind, how):
     modules, kept, state, calls = [*net.modules()], [*net.named_parameters()], net.state_dict(), []
     wanted = net(TOKENS)
     wanted.square().sum().backward()
@@ -262,7 +263,7 @@ def test_parameters_names_hooks_and_flags_stay_and_restore_undoes_it(net, wins, 
     assert restore(net) == 0
 
 
-def test_copies_are_exchanged_too_with_weights_of_their_own(net, wins):
+def test_copies_are_exchanged_too(net, wins):
     convert(net, rows=6, device=H200)
     for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         assert [type(getattr(other, name)) for name in LAYERS] == [ConvertedLinear] * 3
@@ -273,7 +274,7 @@ def test_copies_are_exchanged_too_with_weights_of_their_own(net, wins):
         assert (type(other.up), type(net.up)) == (nn.Linear, ConvertedLinear)
 
 
-def test_a_model_inside_another_that_is_compiled_is_converted(net, wins):
+def test_model_inside_compiled_model(net, wins):
     wanted = net(TOKENS)
     model = torch.compile(nn.Sequential(net), backend="aot_eager", fullgraph=True)
     for change in (lambda: None, lambda: convert(model, rows=6, device=H200), lambda: restore(model)):
@@ -281,7 +282,7 @@ def test_a_model_inside_another_that_is_compiled_is_converted(net, wins):
         assert_same(model(TOKENS), wanted)
 
 
-def test_what_is_parametrized_after_conversion_works_and_is_not_restored(net, wins):
+def test_parametrized_after_conversion(net, wins):
     convert(net, rows=6, device=H200)
     wanted = net(TOKENS)
     parametrize.register_parametrization(net.up, "weight", nn.Identity())
@@ -346,7 +347,7 @@ def test_conv1d_is_exchanged_too(conv1d, wins, how):
     assert row.why == "it is a Conv1D"
 
 
-def test_conv1d_is_predicted_by_its_own_layout(conv1d):
+def test_conv1d_own_layout(conv1d):
     with torch.device("meta"):
         layer = conv1d(50257, 768).to(BF16).eval()
     assert convert(layer, rows=8000, device=H200).exchanged == ("",)
@@ -386,7 +387,7 @@ def test_a_recorded_forward_decides(net, monkeypatch):
     assert ("idle", None, "", False, "torch", "forward did not call it") in rows
 
 
-def test_a_forward_that_fails_changes_nothing_and_leaves_no_hook(net, wins):
+def test_failing_forward_changes_nothing(net, wins):
     with pytest.raises(ZeroDivisionError):
         convert(net, forward=lambda: 1 / 0, device=H200)
     assert type(net.up) is nn.Linear
@@ -428,7 +429,7 @@ def on_meta(*shape, dtype=BF16, **how):
     return torch.empty(*shape, dtype=dtype, device="meta", **how)
 
 
-def test_each_number_of_rows_is_decided_once(runs, decided, monkeypatch):
+def test_row_counts_decided_once(runs, decided, monkeypatch):
     layer = as_exchanged(large(8, 16))
     with torch.no_grad():
         for _ in range(3):
@@ -446,7 +447,7 @@ def test_each_number_of_rows_is_decided_once(runs, decided, monkeypatch):
     assert len(decided) == 6
 
 
-def test_gradients_modes_and_settings_are_decided_apart(runs, decided, cuda_matmul):
+def test_gradients_modes_settings_apart(runs, decided, cuda_matmul):
     layer, x = as_exchanged(large(8, 16)), on_meta(200, 8)
     layer(x)
     layer(on_meta(200, 8, requires_grad=True))
@@ -465,7 +466,7 @@ def test_gradients_modes_and_settings_are_decided_apart(runs, decided, cuda_matm
     assert len(decided) == 6
 
 
-def test_torch_multiplies_what_is_not_a_plain_call(runs, decided):
+def test_torch_multiplies_unplain_calls(runs, decided):
     layer, x = as_exchanged(large(8, 16)), on_meta(200, 8)
 
     class Mine(torch.Tensor):
@@ -481,7 +482,7 @@ def test_torch_multiplies_what_is_not_a_plain_call(runs, decided):
     assert decided == []
 
 
-def test_batch_invariant_calls_are_tritiles_and_what_it_does_not_compute_is_torchs(runs, monkeypatch):
+def test_invariant_calls_are_tritiles(runs, monkeypatch):
     layer = as_exchanged(large(8, 16))
     with tritile.batch_invariant():
         layer(on_meta(3, 8))
@@ -490,7 +491,7 @@ def test_batch_invariant_calls_are_tritiles_and_what_it_does_not_compute_is_torc
     assert runs == ["tritile", "torch"]
 
 
-def test_a_call_in_host_memory_is_torchs(monkeypatch):
+def test_host_calls_are_torchs(monkeypatch):
     monkeypatch.setattr(exchanged, "linear", lambda *given: pytest.fail("tritile's"))
     layer, x = as_exchanged(layer_of()), values((3, 40), BF16)
     assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
@@ -520,7 +521,7 @@ def planned_as(monkeypatch, *found):
     return asked
 
 
-def test_the_products_of_a_call_and_of_its_gradients(monkeypatch):
+def test_products_of_call_and_gradients(monkeypatch):
     found = planned_as(monkeypatch, *[{}] * 3)
     compare(CALL._replace(grad_input=True, grad_weight=True), bias=on_meta(50257))
     assert [(each.m, each.n, each.k, each.b_layout) for each in found] == [
@@ -572,7 +573,7 @@ def test_how_a_plan_is_compared(monkeypatch, call, plan, ratio, source, why):
     assert (found.ratio, found.source, found.wins, found.why) == (ratio, source, why == "", why)
 
 
-def test_what_was_measured_of_parts_and_of_torch_is_compared():
+def test_measured_parts_and_torch_compared():
     problem = MatmulProblem(1, 8000, 4096, 4096, "float32", "float32", b_layout="column", precision="fp16x3")
     best = next(each for each in legal_configs(problem, HERE) if each.family == "descriptor")
     store_of(HERE).add(FAMILIES["matmul"]["descriptor"].digest, Trial(problem, best, 400.0, error=0.0))
@@ -604,7 +605,7 @@ TORCHS = Comparison(0.5, False, "predicted", 1000.0, by_torch=True)
         ([Comparison(1.5, True, "predicted", 20.0)], 1.5, True),  # without gradients it is not
     ],
 )
-def test_the_ratio_of_a_call_is_the_mean_over_its_products(monkeypatch, products, ratio, win):
+def test_ratio_is_mean_over_products(monkeypatch, products, ratio, win):
     given = iter(products)
     monkeypatch.setattr(exchanged, "_compared", lambda *problem: next(given))
     found = compare(CALL._replace(grad_input=len(products) > 1, grad_weight=len(products) > 2))
@@ -616,7 +617,8 @@ def test_the_ratio_of_a_call_is_the_mean_over_its_products(monkeypatch, products
     assert (NEAR in found.why) == (ratio in (1.2,) and not win)
 
 
-def test_mode_tune_measures_on_a_gpu_that_is_here_and_only_what_a_class_has(monkeypatch):
+def test_tune_measures_only_classes(monkeypatch):
+    """On a GPU that is here."""
     done = []
 
     def planned(problem, index, by_torch):
@@ -632,7 +634,7 @@ def test_mode_tune_measures_on_a_gpu_that_is_here_and_only_what_a_class_has(monk
 
 
 @pytest.mark.parametrize(("mode", "known"), [("off", False), ("strict", True)])
-def test_mode_off_knows_nothing_of_torch_and_strict_refuses_no_decision(mode, known):
+def test_mode_off_and_strict(mode, known):
     with tritile.mode(mode):
         found = compare()
     assert (found.ratio is not None) == found.wins == known
@@ -646,7 +648,7 @@ def test_fp32_follows_torchs_setting(monkeypatch, cuda_matmul):
     assert [each.precision for each in found] == ["ieee", "ieee", "tf32"]
 
 
-def test_layers_multiply_in_the_precision_that_convert_is_given(monkeypatch):
+def test_layers_use_given_precision(monkeypatch):
     called = []
     monkeypatch.setattr(exchanged, "linear", lambda *args, precision: called.append(precision))
     layer = large(4096, 4096, FP32).eval()
@@ -690,7 +692,7 @@ def test_quantizing_leaves_shared_weights():
     assert net(TOKENS).shape == (2, 3, 11)
 
 
-def test_what_cannot_be_quantized_is_left_with_a_reason():
+def test_unquantizable_has_a_reason():
     odd = nn.ModuleDict({
         "wide": nn.Linear(4, 4),
         "inf": layer_of(),
@@ -743,7 +745,7 @@ def test_quantizing_a_root_is_not_restored():
         ({"kind": "int4", "group_size": 16}, "group_size is 16"),
     ],
 )
-def test_bad_arguments_are_refused_before_anything_changes(given, why, monkeypatch):
+def test_bad_arguments_change_nothing(given, why, monkeypatch):
     monkeypatch.setattr(CONVERT.devices, "current_index", lambda: None)
     net = Net()
     with pytest.raises(InvalidValueError, match="convert: ") as told:

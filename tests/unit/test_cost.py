@@ -58,7 +58,7 @@ def test_what_is_more_takes_longer(more):
     assert us(**more) > us()
 
 
-def test_programs_at_once_hide_the_wait_and_parts_of_k_cost_their_sum():
+def test_waits_hidden_parts_cost_sum():
     assert us(program=PROGRAM._replace(resident=2)) < us()
     deep = product(128, 128, 65536)
     assert us(deep, SPLIT_K=32) < us(deep) / 4
@@ -66,7 +66,7 @@ def test_programs_at_once_hide_the_wait_and_parts_of_k_cost_their_sum():
     assert us(short, SPLIT_K=2) > us(short) + FIT.rendezvous / 2
 
 
-def test_a_single_tile_takes_a_launch_and_the_wait_for_its_tiles():
+def test_single_tile_costs_launch_and_wait():
     least = FIT.start + FIT.fill + FIT.latency / 2 / (H200.clock_ghz * 1e3)
     assert least < us(product(64, 64, 64)) < least + 1
 
@@ -81,7 +81,7 @@ def test_a_single_tile_takes_a_launch_and_the_wait_for_its_tiles():
     ],
     ids=lambda problem: problem.label,
 )
-def test_picks_are_legal_and_no_faster_than_the_gpu_on_every_gpu(target, problem):
+def test_picks_legal_within_gpu_limits(target, problem):
     device = target_device(target)
     config = model.pick(problem, device)
     assert illegal(config, problem, device) is None
@@ -93,7 +93,7 @@ def test_picks_are_legal_and_no_faster_than_the_gpu_on_every_gpu(target, problem
 @pytest.mark.parametrize(
     ("name", "lost"), [("h100/fp8", 0.08), ("h100/int8", 0.08), ("int4", 0.06), ("permute_4", 0.07)]
 )
-def test_picks_come_near_the_fastest_that_was_timed(name, lost):
+def test_picks_near_fastest_timed(name, lost):
     head, *lines = gzip.decompress((SWEEPS / f"{name}.jsonl.gz").read_bytes()).decode().splitlines()
     configs, device = map(json.loads(head).get, ("configs", "device"))
     device = Device.from_dict(device)

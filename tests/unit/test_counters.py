@@ -51,7 +51,7 @@ def gpu(monkeypatch):
     return state
 
 
-def test_only_streams_that_torch_did_not_make_are_external(gpu):
+def test_external_streams(gpu):
     found = []
     for handle, own in ((0, True), (4096, True), (4096, False)):
         gpu.on(handle, own)
@@ -59,7 +59,7 @@ def test_only_streams_that_torch_did_not_make_are_external(gpu):
     assert found == [False, False, True]
 
 
-def test_launches_of_one_stream_share_their_counters_and_wait_for_nothing(gpu):
+def test_launches_share_stream_counters(gpu):
     kept = Counters(0)
     for handle in (0, 4096):
         first, second = (kept.take(4, gpu.on(handle)) for _ in range(2))
@@ -69,7 +69,7 @@ def test_launches_of_one_stream_share_their_counters_and_wait_for_nothing(gpu):
     assert len(gpu.made) == 2
 
 
-def test_a_stream_with_the_handle_of_a_destroyed_one_waits_for_its_launches(gpu):
+def test_reused_stream_handle_waits(gpu):
     """It is given these counters, perhaps before the other's work is done."""
     kept = Counters(0)
     kept.take(4, gpu.on(4096, own=False)).launched.record()
@@ -96,7 +96,7 @@ def places(taken, count):
     return {*range(taken.address, taken.address + 8 * count, 8)}
 
 
-def test_captures_have_counters_of_their_own_to_the_end(gpu):
+def test_captures_have_own_counters(gpu):
     """Once none are left, a capture zeroes fresh ones; the next call that is prepared makes more."""
     kept, given = Counters(0), set()
     gpu.capturing = True
@@ -117,7 +117,7 @@ def test_captures_have_counters_of_their_own_to_the_end(gpu):
         assert len(gpu.made[-1]) == 3
 
 
-def test_after_a_launch_that_failed_nothing_has_its_counters(gpu, monkeypatch):
+def test_failed_launch_leaves_counters(gpu, monkeypatch):
     """They may be other than zero: on that stream, on any other, and in the reserve of captures."""
     kept = Counters(0)
     monkeypatch.setattr(launch, "counters_of", lambda device: kept)

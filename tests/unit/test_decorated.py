@@ -82,7 +82,7 @@ def sent(value, tmp_path):
     return unpack(shipment, memory.tensor), memory
 
 
-def test_what_is_packed_comes_back_with_its_memory(tmp_path):
+def test_packed_comes_back_with_memory(tmp_path):
     base = torch.randn(3, 40)
     left, both = base[1:, ::2], base.view(-1)[7:100]
     got, memory = sent({"left": left, "both": [both, 5]}, tmp_path)
@@ -98,7 +98,7 @@ def test_what_is_packed_comes_back_with_its_memory(tmp_path):
 
 
 @pytest.mark.parametrize("at", [0, -1])
-def test_a_guard_that_is_written_is_found(tmp_path, at):
+def test_written_guard_is_found(tmp_path, at):
     (got,), memory = sent([torch.zeros(50)], tmp_path)
     around = torch.empty(0, dtype=torch.uint8).set_(got.untyped_storage())
     assert around.numel() == 2 * HOST_GUARD + 200
@@ -116,7 +116,7 @@ def test_a_guard_that_is_written_is_found(tmp_path, at):
     ],
     ids=["too large", "sparse", "a lock"],
 )
-def test_what_cannot_be_sent_is_refused_with_a_reason(tmp_path, value, reason, monkeypatch):
+def test_unsendable_has_a_reason(tmp_path, value, reason, monkeypatch):
     with pytest.raises(UnsupportedError, match=reason):
         pack([value], tmp_path, LIMIT, host_too=True)
     with pytest.raises(UnsupportedError, match="cannot be written"):
@@ -149,9 +149,7 @@ grid = lambda meta: (meta["BLOCK"] // 64,)
 """
 
 
-def test_a_scripts_kernel_is_compiled_in_another_process_for_a_gpu_that_is_not_here(
-    server, tmp_path, monkeypatch
-):
+def test_script_kernel_compiled_elsewhere(server, tmp_path, monkeypatch):
     """Kernels, and what they call, go whole: that process cannot import what is defined in `__main__`."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "script.py").write_text(SOURCE)
@@ -171,13 +169,13 @@ def test_a_scripts_kernel_is_compiled_in_another_process_for_a_gpu_that_is_not_h
     assert first.fn is not kernel
 
 
-def test_a_check_needs_a_gpu_or_the_interpreter():
+def test_check_needs_gpu_or_interpreter():
     kernel = tritile.autotune([triton.Config({"BLOCK": 32, "STRAY": 0})], ["N"], reference=right)(even(scale))
     with pytest.raises(InvalidValueError, match=r"host memory.*TRITON_INTERPRET=1"):
         tritile.check(kernel, torch.zeros(77), torch.zeros(77), 77, grid=named_grid)
 
 
-def test_a_reference_is_timed_in_place_of_a_config(tmp_path):
+def test_reference_timed_for_config(tmp_path):
     _, stage = staged(tmp_path, reference=right)
     run, taken = stage.prepared(REFERENCE)
     call = stage.calls[1]
@@ -185,7 +183,7 @@ def test_a_reference_is_timed_in_place_of_a_config(tmp_path):
     assert taken.registers is None
 
 
-def test_a_kernel_goes_as_it_was_jitted_though_its_file_was_edited(tmp_path, monkeypatch):
+def test_kernel_as_jitted_after_edit(tmp_path, monkeypatch):
     """Another process would otherwise run what its file, or a module of its name, holds by then."""
     (tmp_path / "edited.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -205,7 +203,7 @@ def test_a_kernel_goes_as_it_was_jitted_though_its_file_was_edited(tmp_path, mon
     assert (got.src, got.__globals__["helper"].src) == (kernel.src, helper.src)
 
 
-def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(server, monkeypatch):
+def test_call_that_does_not_start_elsewhere(server, monkeypatch):
     """As where a module that it needs is not found there: it can be measured here all the same."""
     quick = functools.partial(QuickWorkshop, jobs=1, server=server)
     monkeypatch.setattr(workers, "PoolRunner", quick)
@@ -219,7 +217,7 @@ def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(server, monk
     assert not kept
 
 
-def test_where_all_is_known_nothing_is_packed(monkeypatch):
+def test_all_known_packs_nothing(monkeypatch):
     """Else a call would write its memory to a file in each process that makes it."""
     kernel = tritile.autotune([GOOD.to_triton()], ["N"])(scale)
     monkeypatch.setattr(decorated, "tune_in_workers", None)
@@ -233,7 +231,7 @@ def test_where_all_is_known_nothing_is_packed(monkeypatch):
     [(lambda x, N: {"y": x}, "'y'"), (lambda x, N: 1 / 0, "division")],
     ids=["no such argument", "raises"],
 )
-def test_a_reference_that_does_not_work_is_no_fault_of_a_config(tmp_path, reference, reason):
+def test_failing_reference_blames_no_config(tmp_path, reference, reason):
     """It is found before any is measured: what is remembered of a config outlives what is mended."""
     with pytest.raises((InvalidValueError, ZeroDivisionError), match=reason):
         staged(tmp_path, reference=reference)
@@ -251,7 +249,7 @@ def test_no_poison_is_what_is_right(dtype):
     assert not (out == wanted).any()
 
 
-def test_hooks_make_every_copy_as_it_was(tmp_path):
+def test_hooks_make_copies_alike(tmp_path):
     _, stage = staged(tmp_path, restore_value=("x",), reset_to_zero=("out",))
     for call in stage.calls:
         call.named["x"].fill_(5)
@@ -262,7 +260,7 @@ def test_hooks_make_every_copy_as_it_was(tmp_path):
         assert not call.named["out"].any()
 
 
-def test_a_hook_is_given_what_the_config_sets_in_place_of_resets(tmp_path):
+def test_hook_gets_config_instead_of_resets(tmp_path):
     def hook(values, reset_only=False):
         values["out"].fill_(values["BLOCK"])
 
@@ -271,7 +269,8 @@ def test_a_hook_is_given_what_the_config_sets_in_place_of_resets(tmp_path):
     assert all(bool((call.named["out"] == GOOD["BLOCK"]).all()) for call in stage.calls)
 
 
-def test_a_space_is_searched_by_the_rules_of_every_search_on_copies_of_a_calls_tensors(monkeypatch):
+def test_space_searched_on_copies(monkeypatch):
+    """By the rules of every search, on copies of a call's tensors."""
     monkeypatch.delenv("TRITILE_TUNE_BUDGET")
     rules, out = [], torch.ones(77)
 
@@ -324,7 +323,7 @@ SPACE = tritile.Space({"BLOCK": (16, 32), "STRAY": (0, 1)})
         *(({"bucket": bucket}, r"bucket is .*by names of key") for bucket in ({"M": int}, {"N": 64}, [int])),
     ],
 )
-def test_what_does_not_fit_the_kernel_is_refused_as_it_is_decorated(told, message):
+def test_misfits_refused_when_decorated(told, message):
     with pytest.raises(InvalidValueError, match=message):
         tritile.autotune(**{"configs": SPACE, "key": ["N"]} | told)(even(scale))
 
@@ -347,7 +346,7 @@ def test_what_fits_the_kernel_is_taken():
     ("given", "named"),
     [({"warmup": 25}, "warmup:"), ({"rep": 100, "use_cuda_graph": True}, "rep, use_cuda_graph:")],
 )
-def test_deprecated_arguments_are_taken_with_a_warning_at_the_line_that_gives_them(given, named):
+def test_deprecated_arguments_warn_at_line(given, named):
     with pytest.warns(DeprecationWarning, match=named) as caught:
         kernel = tritile.autotune([triton.Config({"BLOCK": 16})], ["N"], **given)(scale)
     assert [warning.filename for warning in caught] == [__file__]

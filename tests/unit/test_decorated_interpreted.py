@@ -48,7 +48,7 @@ WRONG = r"wrong answer: out\[76\] is"
     ],
     ids=["right", "no reference", "a guard", "wrong", "not written whole"],
 )
-def test_an_answer_is_checked_on_copies_between_guards(tmp_path, reference, stray, found):
+def test_answer_checked_between_guards(tmp_path, reference, stray, found):
     _, stage = staged(tmp_path, reference=reference)
     config = Config.of(BLOCK=32, STRAY=stray)
     if isinstance(found, str):
@@ -58,7 +58,7 @@ def test_an_answer_is_checked_on_copies_between_guards(tmp_path, reference, stra
         assert stage.check(config, None) == found
 
 
-def test_an_output_that_is_an_input_too_is_not_poisoned(tmp_path):
+def test_in_place_output_not_poisoned(tmp_path):
     x = torch.randn(77)
     call = call_of(x, x, reference=right)
     subject = TunableKernel(PROBLEM, HOST, "0" * 16, pack(call, tmp_path, LIMIT, host_too=True))
@@ -73,7 +73,7 @@ def host_call(reference, *strays, **told):
 
 
 @pytest.mark.parametrize("mode", [None, "strict", "cached"])
-def test_host_tensors_run_unmeasured_with_the_first_config_that_the_pruning_leaves(mode):
+def test_host_tensors_first_pruned_config(mode):
     def prune(configs, named, **rest):
         return [config for config in configs if config.kwargs["STRAY"] >= 0]
 
@@ -86,7 +86,7 @@ def test_host_tensors_run_unmeasured_with_the_first_config_that_the_pruning_leav
     assert torch.equal(args[1], 3 * args[0][:77])
 
 
-def test_a_winner_measured_in_this_process_is_checked():
+def test_winner_measured_here_is_checked():
     strays, ran = (0, -1, 1), []
 
     def bench(call, quantiles):
@@ -108,13 +108,13 @@ def test_a_winner_measured_in_this_process_is_checked():
     assert kernel.best_config.kwargs["STRAY"] == 0
 
 
-def test_what_is_interpreted_is_of_no_gpu_where_there_is_one(monkeypatch):
+def test_interpreted_is_of_no_gpu(monkeypatch):
     monkeypatch.setattr(devices, "current_gpu", lambda: H200)
     kernel, args = host_call(None, 0)
     assert kernel.device_of(args, {}) is kernel.device_of((), {"N": 5}) is HOST
 
 
-def test_measurements_of_a_decorated_kernel_are_logged_then_its_winner_then_its_plan(records):
+def test_log_measurements_winner_plan(records):
     configs = [
         triton.Config({"BLOCK": 64}),
         triton.Config({"BLOCK": 128}, pre_hook=lambda given: None),
@@ -150,7 +150,7 @@ def applied(pair, described, n, CHANGE: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(pair[1] + at, x, mask=at < n)
 
 
-def test_tuples_descriptors_functions_and_changed_globals_are_taken(monkeypatch):
+def test_tuples_descriptors_functions_globals(monkeypatch):
     kernel = tritile.autotune([triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], ["n"])(applied)
     x, out, more = torch.arange(16.0), torch.zeros(16), 10 * torch.ones(16)
     for offset in (1, 5):

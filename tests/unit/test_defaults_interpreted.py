@@ -76,7 +76,7 @@ defaults = pytest.mark.parametrize("default", ["meta", "float64", "bfloat16"])
 @defaults
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("host", [False, True], ids=["kernels", "torch"])
-def test_operations_do_not_depend_on_torchs_defaults(name, host, default, monkeypatch):
+def test_operations_ignore_torch_defaults(name, host, default, monkeypatch):
     if host:
         monkeypatch.setattr("tritile.ops.request.INTERPRETING", False)
         monkeypatch.setattr("tritile.ops.grouped.INTERPRETING", False)
@@ -108,7 +108,7 @@ def doubled(n):
 
 
 @defaults
-def test_neither_do_a_check_a_decorated_kernel_a_plan_and_a_conversion(default):
+def test_tools_ignore_torch_defaults(default):
     arguments, layer = doubled(100), torch.nn.Linear(64, 64)
     with default_of(default):
         found = tritile.check(tuned, 100, make=doubled, grid=grid)
@@ -140,5 +140,5 @@ def made_by_default():
                         yield f"{path.relative_to(package)}:{call.lineno}"
 
 
-def test_what_tritile_makes_says_its_device_and_dtype():
+def test_tensors_say_device_and_dtype():
     assert list(made_by_default()) == []

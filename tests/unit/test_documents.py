@@ -66,7 +66,7 @@ def options_of(command):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_relative_links_point_to_files_and_headings(name):
+def test_links_point_to_headings(name):
     page = PAGES[name]
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if "://" in link:
@@ -79,7 +79,7 @@ def test_relative_links_point_to_files_and_headings(name):
             assert anchor in map(slug, headings), link
 
 
-def test_the_readme_and_the_site_list_every_page_once():
+def test_every_page_listed_once():
     pages = [page.relative_to(FOLDER).as_posix() for page in DOCS]
     listed = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(pages)
@@ -88,7 +88,7 @@ def test_the_readme_and_the_site_list_every_page_once():
 
 
 @pytest.mark.parametrize("command", dict.fromkeys(COMMANDS))
-def test_the_command_exists_and_takes_these_options(command):
+def test_command_takes_these_options(command):
     name, *arguments = shlex.split(command)
     if "--help" in arguments:
         arguments.remove("--help")
@@ -109,6 +109,22 @@ def test_the_script_takes_these_options(name, arguments):
         assert words[0] in options_of(SCRIPT[name])
     elif words:
         SCRIPT[name].make_context(name, words)
+
+
+# Commands that need no GPU; tests/gpu/test_pages_gpu.py runs others, and the one that compiles for a minute.
+OFFLINE = re.compile(
+    r"tritile doctor|tritile explain .*--target .*"
+    r"|python tuning/ladder\.py .*--target .*|python tuning/(picture|report)\.py .*"
+)
+RUN = [line for line in dict.fromkeys(map(str.strip, LINES)) if OFFLINE.fullmatch(line)]
+RUN = [line for line in RUN if "naive" not in line]  # which docs/kernels.md has its readers write
+
+
+@pytest.mark.parametrize("line", RUN)
+def test_commands_run_without_a_gpu(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = run(*shlex.split(re.sub(r"tritile |python tuning/", "", line)))
+    assert found.exit_code == 0, found.output
 
 
 def test_options_exist():
@@ -156,7 +172,7 @@ def variables(*folders):
     return {name for path in files for name in re.findall(r"(?<!_)TRITILE_[A-Z_]+", path.read_text())}
 
 
-def test_variables_exist_and_the_page_of_the_environment_has_them():
+def test_variables_exist_and_are_listed():
     assert set(re.findall(r"TRITILE_[A-Z_]+", TEXT)) <= variables("tritile", "tuning", "tests/browser")
     listed = set(re.findall(r"^\| `(TRITILE_[A-Z_]+)", PAGES["environment.md"].read_text(), re.MULTILINE))
     assert variables("tritile", "tuning") <= listed
@@ -173,13 +189,13 @@ def test_each_file_names_one_version():
     assert f"version {tritile.__version__}" in PAGES["stability.md"].read_text()
 
 
-def test_the_page_on_stability_names_the_formats_that_are_written():
+def test_stability_names_formats():
     of_kernels = kernel_table.FORMAT.split()[-1]
     wanted = f"| tables | format {table.FORMAT}, and format {of_kernels} of decorated kernels"
     assert wanted in PAGES["stability.md"].read_text()
 
 
-def test_the_page_on_tuning_says_which_portfolios_ship():
+def test_tuning_page_shipped_portfolios():
     shown = {}
     for names, _, *cells in re.findall(
         r"^\| (`.*`) \| (.*) \| (.*) \| (.*) \|$", PAGES["tuning.md"].read_text(), re.M
@@ -194,7 +210,7 @@ def test_the_page_on_tuning_says_which_portfolios_ship():
             assert (found[2] if found else None) == told[cell], name
 
 
-def test_pages_of_reference_have_every_command_error_and_public_name():
+def test_reference_pages_complete():
     assert all(f"`tritile {name}" in PAGES["command_line.md"].read_text() for name in COMMAND)
     known = {name for name, found in vars(tritile.errors).items() if isinstance(found, type)}
     rows = re.findall(r"^\| `(\w+)` \|", PAGES["errors.md"].read_text(), re.MULTILINE)
@@ -208,7 +224,7 @@ def test_pages_of_reference_have_every_command_error_and_public_name():
     assert {name for name in tritile.__all__ if f"`{name}`" not in index} <= elsewhere - {"tune"}
 
 
-def test_the_page_of_the_ladder_has_the_committed_ratios():
+def test_ladder_page_committed_ratios():
     readings = json.loads((ROOT / "tuning" / "results" / "nvidia-h200" / "ladder.json").read_text())[
         "readings"
     ]
@@ -319,7 +335,8 @@ main()
 """
 
 
-def test_the_page_on_kernels_runs_and_all_that_asks_the_registry_knows_the_kernel(stranger):
+def test_kernels_page_runs(stranger):
+    """All that asks the registry knows its kernel."""
     (stranger / "page.py").write_text("".join(text for kind, _, text in KERNEL if kind == "run"))
     env = os.environ | {"PYTHONPATH": str(stranger), "TRITILE_CACHE_DIR": str(stranger / "cache")}
     command = [sys.executable, "-c", CODE]

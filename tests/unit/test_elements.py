@@ -66,7 +66,7 @@ def outputs(call, monkeypatch):
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label.replace(" ", "_"))
-def test_one_wrong_element_in_the_last_column_fails(problem, monkeypatch):
+def test_wrong_last_column_element_fails(problem, monkeypatch):
     monkeypatch.setattr(answers, "_AT_ONCE", 200 * (N + K))  # several blocks
     call = answered(problem, monkeypatch)
     answers.answer_error(call)
@@ -80,7 +80,7 @@ def test_one_wrong_element_in_the_last_column_fails(problem, monkeypatch):
 
 
 @pytest.mark.parametrize("rounds", [True, False], ids=["rounded", "exact"])
-def test_weights_are_rounded_in_all_elements_or_in_none(monkeypatch, rounds):
+def test_weights_rounded_all_or_none(monkeypatch, rounds):
     problem = QuantizedProblem(64, 256, 128, "bfloat16", 8, 128, True)
     call = answered(problem, monkeypatch)
     scale = 1e-2 + 1e-2 * torch.rand(call.scales.tensor.numel(), generator=torch.Generator().manual_seed(8))
@@ -97,7 +97,7 @@ def test_weights_are_rounded_in_all_elements_or_in_none(monkeypatch, rounds):
         answers.check_elements(call)
 
 
-def test_a_row_that_no_sample_has_is_looked_at_too(monkeypatch):
+def test_unsampled_row_is_checked(monkeypatch):
     call = answered(PROBLEMS[1], monkeypatch)
     sampled = operands.sampled(M, torch.device("cpu")).tolist()
     ((out, _),) = outputs(call, monkeypatch)
@@ -109,7 +109,7 @@ def test_a_row_that_no_sample_has_is_looked_at_too(monkeypatch):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_number_is_wrong_in_any_place(monkeypatch, value):
+def test_nan_is_wrong_anywhere(monkeypatch, value):
     call = answered(PROBLEMS[1], monkeypatch)
     call.out.tensor[-1] = value
     with pytest.raises(TuningError, match="1 elements"):
@@ -119,7 +119,7 @@ def test_what_is_no_number_is_wrong_in_any_place(monkeypatch, value):
 @pytest.mark.parametrize("where", ["ahead of", "behind"])
 @pytest.mark.parametrize("name", ["a", "out"])
 @pytest.mark.parametrize("problem", [PROBLEMS[1], PROBLEMS[9]], ids=["floating", "whole"])
-def test_the_element_next_to_a_buffer_is_guarded(problem, name, where, monkeypatch):
+def test_element_after_buffer_guarded(problem, name, where, monkeypatch):
     monkeypatch.setattr(
         operands, "random_elements", lambda dtype, n: torch.empty(n, dtype=getattr(torch, dtype))
     )
@@ -133,7 +133,7 @@ def test_the_element_next_to_a_buffer_is_guarded(problem, name, where, monkeypat
     assert not memory.is_intact()
 
 
-def test_an_output_is_poisoned_ahead_of_a_check(monkeypatch):
+def test_output_poisoned_before_check(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     for problem in (PROBLEMS[1], PROBLEMS[8], PermuteProblem.of((64, 32), (1, 64), (32, 1), 2)):
         call = shared(call_for(problem, lambda dtype, n: torch.zeros(n, dtype=getattr(torch, dtype))))
@@ -142,7 +142,7 @@ def test_an_output_is_poisoned_ahead_of_a_check(monkeypatch):
 
 
 @pytest.mark.parametrize("order", [(0, 2, 1), (2, 1, 0), (1, 2, 0)], ids=str)
-def test_siblings_of_permutations_lie_without_gaps_and_no_element_twice(order):
+def test_permutation_siblings_are_dense(order):
     """Dimensions in the order in which they lay, from the one side and from the other."""
     shape, wide = (40, 200, 1000), (300_000, 1100, 1)
     sizes = [shape[dim] for dim in order]
@@ -157,9 +157,7 @@ def test_siblings_of_permutations_lie_without_gaps_and_no_element_twice(order):
 @pytest.mark.parametrize("of_all", ["none", "ieee", "tf32"])
 @pytest.mark.parametrize("of_cuda", ["none", "ieee", "tf32"])
 @pytest.mark.parametrize("own", ["none", "ieee", "tf32"])
-def test_products_inherit_torchs_precision_after_a_measurement_as_before(
-    cuda_matmul, own, of_cuda, of_all, measured
-):
+def test_products_inherit_torch_precision(cuda_matmul, own, of_cuda, of_all, measured):
     backends = torch.backends
     cuda_matmul.fp32_precision, backends.cudnn.fp32_precision, backends.fp32_precision = own, of_cuda, of_all
     try:

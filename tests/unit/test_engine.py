@@ -89,7 +89,7 @@ def test_the_fastest_wins_and_is_checked(shop, tmp_path):
         ("crashes when checked", "the process died: SIGABRT: an illegal memory access"),
     ],
 )
-def test_a_fault_costs_its_config_alone_and_says_why(shared, fault, reason):
+def test_fault_costs_its_config(shared, fault, reason):
     bad, good, slow = config(1, fault), config(2), config(3)
     tuned, kept = run(*shared, slow, bad, good)
     assert tuned.best.config == good
@@ -100,14 +100,14 @@ def test_a_fault_costs_its_config_alone_and_says_why(shared, fault, reason):
 
 
 @pytest.mark.parametrize("fault", ["compiler killed once", "killed once", "large", "large when checked"])
-def test_what_another_try_mends_costs_no_config(shop, tmp_path, fault):
+def test_retried_faults_cost_nothing(shop, tmp_path, fault):
     """As where a process is killed from outside, or fewer copies of the operands fit into memory."""
     tuned, kept = run(shop, tmp_path, config(2), config(1, fault))
     assert tuned.best.config == config(1, fault)
     assert all(trial.failure is None for trial in kept.values())
 
 
-def test_a_subject_that_fails_as_a_whole_fails_alone(shop, tmp_path):
+def test_failing_subject_fails_alone(shop, tmp_path):
     """As where there is no room for one copy, no legal config, or no config that works."""
 
     class Nothing(Listed):
@@ -132,7 +132,7 @@ def test_a_subject_that_fails_as_a_whole_fails_alone(shop, tmp_path):
     assert {trial.problem.kernel for trial in kept} == {"broken", "small"}
 
 
-def test_a_search_ends_when_its_problem_has_had_its_time_or_is_stopped_between_two(shop, tmp_path):
+def test_search_ends_in_time_or_stopped(shop, tmp_path):
     rules = replace(RULES, batch=4, problem_s=0.0)
     tuned, kept = run(shop, tmp_path, *map(config, range(1, 90)), rules=rules)
     assert 1 <= len(kept) <= 8
@@ -149,7 +149,7 @@ def test_a_search_ends_when_its_problem_has_had_its_time_or_is_stopped_between_t
     assert 1 <= len(found(True, True, True)) < 6
 
 
-def test_no_config_is_blamed_where_operands_cannot_be_made_again(shop, tmp_path):
+def test_unmakeable_operands_blame_no_config(shop, tmp_path):
     """Let one crash; the others are not measured any more, and are not held to be bad."""
     crash, kept = config(1, "crashes"), []
     task = TuningTask(Fake(str(tmp_path), "once"), Listed([crash, config(2), config(3)]))
@@ -160,7 +160,7 @@ def test_no_config_is_blamed_where_operands_cannot_be_made_again(shop, tmp_path)
     assert tuned.trials == 1
 
 
-def test_no_config_is_blamed_where_no_process_can_be_started(tmp_path, monkeypatch):
+def test_unstartable_process_blames_no_config(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with PoolRunner(None, jobs=1) as shop:
         tuned, kept = run(shop, tmp_path, config(1))
@@ -169,7 +169,7 @@ def test_no_config_is_blamed_where_no_process_can_be_started(tmp_path, monkeypat
     assert "no process can be started" in tuned.failure
 
 
-def test_a_process_that_compiled_much_is_replaced(monkeypatch):
+def test_process_that_compiled_much_replaced(monkeypatch):
     """Triton keeps what it compiled in memory."""
     monkeypatch.setattr("tritile.tuner.measure.workers._MAX_REQUESTS", 3)
     with QuickWorkers(1) as workers:
@@ -177,7 +177,7 @@ def test_a_process_that_compiled_much_is_replaced(monkeypatch):
     assert [len(set(pids[:3])), len(set(pids[3:6])), len(set(pids))] == [1, 1, 3]
 
 
-def test_the_most_urgent_request_is_served_first(workers, tmp_path):
+def test_urgent_request_first(workers, tmp_path):
     """Wait for a process that is busy, and leave out what is cancelled."""
     os.mkfifo(tmp_path / "go")
     first = workers.submit(Path.read_text, tmp_path / "go")
@@ -195,7 +195,7 @@ def _add_line(path, line):
         file.write(f"{line}\n")
 
 
-def test_trials_on_record_are_not_measured_again_unless_no_launch_takes_their_time(shop, tmp_path):
+def test_trials_on_record_not_remeasured(shop, tmp_path):
     hung, fast, bad, new = config(1), config(5), config(6), config(7)
     problem = Fake("").problem
     known = {fast: Trial(problem, fast, 4.0), hung: Trial(problem, hung, None, failure="hung: once")}
@@ -213,7 +213,7 @@ class Broken:
         return divmod, (1, 0)
 
 
-def test_a_worker_answers_and_survives_what_it_is_asked(tmp_path, monkeypatch):
+def test_worker_survives_requests(tmp_path, monkeypatch):
     """Start the server as a program of its own, where files and a path could mislead it."""
     (tmp_path / "json.py").write_text("raise SystemExit('imported')")
     script, ran = tmp_path / "script.py", tmp_path / "ran"
@@ -241,7 +241,7 @@ def test_a_worker_answers_and_survives_what_it_is_asked(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", ["takes long once", "compiler takes long once"])
-def test_workers_end_with_their_server_and_another_does_what_they_were_at(server, tmp_path, fault):
+def test_workers_end_with_server(server, tmp_path, fault):
     """Kill the server, as where memory runs out: no config is to blame."""
     slow, noted = config(1, fault), tmp_path / "killed"
     with QuickWorkshop(None, jobs=1, limit_s=LONG_S, compile_s=LONG_S, server=server) as shop:
@@ -275,7 +275,7 @@ def wait_for_the_end(pids):
 
 
 @pytest.mark.parametrize("how", ["ended", "killed"])
-def test_processes_end_with_a_program_that_ends_or_is_killed(server, tmp_path, how):
+def test_processes_end_with_program(server, tmp_path, how):
     """End also amid a request, with what that started."""
     os.mkfifo(tmp_path / "started")
     ours, theirs = multiprocessing.Pipe(duplex=False)
@@ -299,7 +299,7 @@ def interrupted(answer, pid, stopped):
     return answer
 
 
-def test_an_answer_never_goes_to_another_request(workers, tmp_path):
+def test_answers_match_requests(workers, tmp_path):
     """Who stops waiting for one, and asks again, gets the answer to what was asked then."""
 
     class Stopped(Exception):
@@ -325,7 +325,7 @@ def test_an_answer_never_goes_to_another_request(workers, tmp_path):
         signal.signal(signal.SIGINT, before)
 
 
-def test_what_is_cancelled_or_closed_ends_with_all_that_it_started(server, tmp_path):
+def test_cancelled_ends_everything(server, tmp_path):
     """End an assembler that hangs, say: else it would go on when its compiler was given up."""
     os.mkfifo(tmp_path / "pid")
     with QuickWorkers(1, server=server) as workers:
@@ -341,7 +341,7 @@ def test_what_is_cancelled_or_closed_ends_with_all_that_it_started(server, tmp_p
     wait_for_the_end([started, pid])
 
 
-def test_a_tuner_that_is_killed_loses_nothing_and_goes_on_where_it_was(server, tmp_path):
+def test_killed_tuner_goes_on(server, tmp_path):
     def start(expires):
         process = server.Process(target=helpers.tuner, args=(tmp_path, expires))
         process.start()
@@ -368,7 +368,7 @@ def test_a_tuner_that_is_killed_loses_nothing_and_goes_on_where_it_was(server, t
 # --- Ranks
 
 
-def test_two_ranks_share_a_list_and_one_store(server, tmp_path):
+def test_two_ranks_share_store(server, tmp_path):
     processes = [server.Process(target=helpers.enter_rank, args=(rank, 2, tmp_path)) for rank in range(2)]
     for process in processes:
         process.start()

@@ -36,12 +36,12 @@ def examples() -> list[doctest.DocTest]:
 EXAMPLES = examples()
 
 
-def test_what_users_call_first_has_an_example():
+def test_first_calls_have_examples():
     have = {test.name for test in EXAMPLES}
     assert {"matmul", "linear", "grouped_matmul", "permute", "quantize", "plan", "mode", "Config"} <= have
 
 
-def test_help_of_the_package_that_can_be_called_opens_with_how_to_call_it():
+def test_help_of_callable_package():
     opening, lines, *_ = tritile.tune.__doc__.split("\n\n")
     assert opening.startswith("Call it, as `tritile.tune`")
     assert "tritile.tune(tritile.matmul, a, b)" in lines

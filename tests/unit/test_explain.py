@@ -80,7 +80,7 @@ def test_bytes_roofline_and_waves_by_hand(square):
     assert (ragged.tiles, ragged.filled) == (4, pytest.approx(129 / 256 * 100 / 128 * 65 / 128))
 
 
-def test_thin_products_are_bound_by_memory_and_persistent_kernels_have_a_program_an_sm(uncompiled):
+def test_memory_bound_and_persistent(uncompiled):
     thin = tritile.explain(MatmulProblem(1, 1, 8192, 8192, "bfloat16", "bfloat16"), device=H200)
     assert thin.roof_us == pytest.approx(thin.unique.total / 4800e3)
     assert thin.bound == explaining.MEMORY
@@ -88,7 +88,7 @@ def test_thin_products_are_bound_by_memory_and_persistent_kernels_have_a_program
     assert tritile.explain(SQUARE, device=H200, config=config).at_once == 132
 
 
-def test_split_tails_and_pairs_are_counted_as_they_run():
+def test_split_tails_and_pairs_counted():
     """20 tiles of 6 parts each; 140, 8 of them of 16 parts; and 5 rows of tiles, which are 3 of pairs."""
     deep = MatmulProblem(1, 1244, 440, 29648, "bfloat16", "bfloat16")
     own, alone = split(256, 128, 2, 4), warpgroups(256, 128, 64, 2, 4, persistent=True)
@@ -107,7 +107,7 @@ def test_split_tails_and_pairs_are_counted_as_they_run():
     assert traffic.tiled(tall, pair(128, 256, 2, 4), H200).read == read
 
 
-def test_a_gpu_whose_peak_is_not_known_has_the_roof_of_memory(uncompiled):
+def test_unknown_peak_roof_of_memory(uncompiled):
     unknown = replace(A100, name="Orin", arch=87)
     found = tritile.explain(SQUARE, device=unknown)
     assert (found.peak_tflops, found.ridge) == (None, None)
@@ -150,7 +150,7 @@ def test_peaks_are_the_makers(device, dtype, precision, peak):
 @pytest.mark.parametrize(
     "target", ["nvidia-h200", "gfx942", *(pytest.param(name, marks=STACKS) for name in ("sm_80", "sm_100"))]
 )
-def test_kernels_are_really_compiled_for_targets_that_are_not_here(target):
+def test_compiled_for_absent_targets(target):
     found = tritile.explain(SQUARE, device=target_device(target))
     assert found.resources.registers > 16
     assert found.resources.shared > 1024
@@ -170,7 +170,7 @@ def test_alternatives_have_figures_of_their_own(square, uncompiled):
         assert str(one.config) in repr(square)
 
 
-def test_what_tuning_measured_is_shown_and_comes_first(square, uncompiled, monkeypatch):
+def test_measured_comes_first(square, uncompiled, monkeypatch):
     assert square.measured_us is None
     assert "not on this GPU: `tritile tune`" in repr(square)
     trials = [Trial(SQUARE, TILE, 7.5), Trial(SQUARE, SLOW, 9.0)]
@@ -183,7 +183,7 @@ def test_what_tuning_measured_is_shown_and_comes_first(square, uncompiled, monke
     assert measured == sorted(measured, reverse=True)
 
 
-def test_a_kernel_that_does_not_compile_is_said_to(uncompiled):
+def test_uncompilable_says_so(uncompiled):
     found = tritile.explain(SQUARE, device=H200, config=TILE)
     assert (found.resources, found.occupancy, found.failure) == (None, None, "it does not compile")
     assert "it does not compile" in repr(found)
@@ -199,7 +199,7 @@ def test_transposes_count_sectors():
     assert (found.tiling.filled, found.reuse) == (1.0, 4.5)
 
 
-def test_bytes_of_permutations_that_are_thin_or_stretched():
+def test_bytes_of_thin_permutations():
     for width, size in ((3, 1), (8, 1), (2, 8)):  # as many elements share a sector as fit
         thin = PermuteProblem.transposed(1, width, 96_000, size)
         assert traffic.untiled(thin).written == pytest.approx(width * 96_000 * width * size, rel=0.01)
@@ -207,7 +207,7 @@ def test_bytes_of_permutations_that_are_thin_or_stretched():
     assert traffic.unique(wide) == traffic.Traffic(4096 * 4, 4096 * 512 * 4)  # read once
 
 
-def test_tiling_never_asks_for_more_than_no_tiles_but_by_little():
+def test_tiles_never_ask_more():
     """Check that elements with gaps between them share sectors in a tile too."""
     gaps = PermuteProblem.of((2048, 2048), (2048 * 16, 16), (2048, 1), 1)
     turned = PermuteProblem.of((2048, 2048), (16, 2048 * 16), (2048, 1), 1)
@@ -219,14 +219,14 @@ def test_tiling_never_asks_for_more_than_no_tiles_but_by_little():
 @pytest.mark.parametrize(
     ("m", "n", "size"), [(129, 4096, 1), (100, 4096, 4), (4097, 4097, 2), (48, 50, 8), (7, 9, 1)]
 )
-def test_tiles_of_permutations_are_those_that_kernels_take(m, n, size):
+def test_permutation_tiles_of_kernels(m, n, size):
     problem = PermuteProblem.transposed(2, m, n, size)
     for config in model.ranked(problem, H200)[::97]:
         (step,) = work_of(call_for(problem), config, H200.processors, early=False).steps
         assert traffic.tiling(problem, config, H200).tiles == math.prod(step.grid), config
 
 
-def test_no_part_of_a_product_takes_longer_than_was_measured():
+def test_no_part_exceeds_measured():
     """Compare device memory and arithmetic at their peaks with the shipped table."""
     checked = 0
     for entry in gpu_tables.shipped(H200)[0].entries:
@@ -240,7 +240,7 @@ def test_no_part_of_a_product_takes_longer_than_was_measured():
     assert checked > 200
 
 
-def test_tensors_are_explained_for_the_gpu_that_is_named():
+def test_tensors_explained_for_named_gpu():
     a, b = torch.empty(96, 64), torch.empty(64, 80)
     found = tritile.explain("matmul", a, b, device=H200)
     assert found.problem == tritile.plan(tritile.matmul, a, b, device=H200).problem
@@ -282,12 +282,12 @@ def test_json_and_notebooks_hold_an_explanation(square):
         ("BLOCK_M=", "NAME=VALUE"),
     ],
 )
-def test_an_unknown_config_is_refused_with_what_there_is(text, fault):
+def test_unknown_config_is_refused(text, fault):
     with pytest.raises(InvalidValueError, match=fault):
         config_like(text, SQUARE, H200)
 
 
-def test_a_config_is_found_by_some_of_its_parameters():
+def test_config_by_some_parameters():
     assert config_like("", SQUARE, H200) == model.pick(SQUARE, H200)
     found = config_like("tile BLOCK_M=64, num_warps=8", SQUARE, H200)
     assert (found.family, found["BLOCK_M"], found.num_warps) == ("tile", 64, 8)
@@ -295,7 +295,7 @@ def test_a_config_is_found_by_some_of_its_parameters():
         assert config_like(str(config), SQUARE, H200) == config
 
 
-def test_tritiles_own_kernel_is_explained_where_torchs_would_run(uncompiled):
+def test_own_kernel_where_torch_runs(uncompiled):
     by_torch = MatmulProblem(1, 1000, 1000, 1000, "bfloat16", "bfloat16")
     with tritile.mode(backends="triton,aten"):
         assert tritile.plan(by_torch, device=H200).config.family == "aten"
@@ -322,7 +322,7 @@ def test_what_cannot_be_explained_is_refused():
             tritile.explain(*what, **{"device": H200} | words)
 
 
-def test_what_only_torch_computes_is_refused_as_that():
+def test_torch_only_is_refused():
     with tritile.mode(backends="triton,aten"), pytest.raises(UnsupportedError) as told:
         tritile.explain(MatmulProblem(1, 64, 64, 64, "float32", "float32", precision="torch"), device=H200)
     assert str(told.value).startswith("explain: only torch computes 64x64x64 NN float32 torch")
@@ -336,7 +336,7 @@ def test_a_plan_is_logged_once(uncompiled, caplog):
     assert len(caplog.records) == 1
 
 
-def test_a_transpose_names_the_sizes_of_its_input_too(uncompiled):
+def test_transpose_names_input_sizes(uncompiled):
     found = tritile.explain("transpose", torch.empty(511, 513, device="meta"), device=H200)
     assert repr(found).startswith("511x513 to 513x511 from (1,0) 4-byte on NVIDIA H200: ")
 
@@ -355,7 +355,8 @@ def test_bytes_are_written_as_people_do():
 
 
 @pytest.mark.parametrize("target", ["h200", later("h100")])
-def test_the_time_of_a_predicted_config_is_the_plans_and_none_is_predicted_to_be_faster(target):
+def test_predicted_time_is_fastest(target):
+    """The plan's time, and no other config is predicted to be faster."""
     gpu, seen = target_device(target), 0
     for case in unseen.draw("explained", 6, 3):
         with tritile.mode(backends="triton"):
@@ -369,7 +370,7 @@ def test_the_time_of_a_predicted_config_is_the_plans_and_none_is_predicted_to_be
     assert seen >= 4
 
 
-def test_what_was_measured_on_another_gpu_is_no_time_of_this_one(uncompiled):
+def test_other_gpu_times_do_not_count(uncompiled):
     problem = MatmulProblem(1, 1, 512, 2048, "bfloat16", "bfloat16", b_layout="column")
     there, here = (tritile.explain(problem, device=gpu) for gpu in ("h200", "h100"))
     assert (there.source, here.source, there.config) == ("table", "table", here.config)

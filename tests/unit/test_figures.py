@@ -21,7 +21,7 @@ def test_every_committed_line_is_a_result():
     assert not wrong
 
 
-def test_the_readme_and_the_page_of_benchmarks_are_what_the_command_writes():
+def test_readme_and_benchmarks_are_written():
     """Of the stores of trials take the smallest: predictions of the others take as long as all else."""
     assert figures.README.read_text() == figures.readme()
     small, *others = sorted(figures.STORES, key=lambda path: path.stat().st_size)
@@ -30,11 +30,11 @@ def test_the_readme_and_the_page_of_benchmarks_are_what_the_command_writes():
     assert "".join(line for line in lines if not line.startswith(left_out)) == figures.page(stores=[small])
 
 
-def test_the_first_page_is_what_the_command_writes():
+def test_first_page_is_written():
     assert figures.INDEX.read_text() == figures.index()
 
 
-def test_answers_are_of_each_gpu_with_such_problems_in_its_words(tmp_path):
+def test_answers_of_gpus(tmp_path):
     wanted = "all | op == 'matmul'\nnone | op == 'grouped'"
     for name in ("nvidia-h100-80gb-hbm3", "nvidia-h200"):
         (tmp_path / name).symlink_to(kinds.RESULTS.parent / name)
@@ -45,11 +45,11 @@ def test_answers_are_of_each_gpu_with_such_problems_in_its_words(tmp_path):
     ]  # fmt: skip
 
 
-def test_the_picture_of_rates_is_what_the_command_draws():
+def test_picture_of_rates_is_drawn():
     assert plots.PICTURE.read_text() == plots.picture()
 
 
-def test_a_drawn_product_is_a_dot_of_each_side_and_an_octave_with_few_has_no_median():
+def test_dots_and_medians_of_octaves():
     more = {"suite": "unseen", "precision": "ieee", "m": 64}
     lines = [drawn("one", 8, 2.0, tflops=rate, **more) for rate in (8.0, 2.0, 4.0)]
     lines += [drawn("one", 9, 0.5, tflops=6.0, **more), {"op": "permute"}]
@@ -61,7 +61,7 @@ def test_a_drawn_product_is_a_dot_of_each_side_and_an_octave_with_few_has_no_med
     assert found["torch", "ragged"].line == []
 
 
-def test_labels_of_lines_lie_apart_and_inside():
+def test_labels_apart_and_inside():
     ends = [(90.0, 12.0), (100.0, 14.0), (95.0, 200.0), (97.0, 198.0), (5.0, 100.0)]
     found = plots.labels(ends, 10, 200, 100)
     assert found == [(106, 16), (106, 32), (106, 200), (106, 184), (5, 122)]
@@ -84,7 +84,7 @@ def test_permutations_count_where_they_belong(kind, shape, dtype):
     assert kinds.permutation_kind(line) == kind
 
 
-def test_every_kind_that_loses_is_listed_with_what_to_use_instead():
+def test_losing_kinds_are_listed():
     """Gather the kinds from the other tables of the page, and look for each in this one."""
     shown = kinds.rows(of_cases(stored([kinds.RESULTS], print)))
     here = [(*row[2:], row[1]) for row in kinds.losses(kinds.HERE / "results") if row[0] == "nvidia-h200"]
@@ -105,7 +105,7 @@ def drawn(seed, n=8, ratio=1.0, how="by size", **more):
     return sizes | times | {"ratio_torch": ratio, "env": env | {"drawn": how}} | more
 
 
-def test_the_last_three_draws_are_shown_together_and_one_by_one(tmp_path):
+def test_last_three_draws_shown(tmp_path):
     lines = [drawn("first", 8, 9.0), drawn("second", 8, 1.0), drawn("third", 8, 7.0), drawn("third", 8, 2.0)]
     lines += [drawn("fourth", 8, 4.0, inductor_us=0.5), drawn("fourth", 12, 3.0)]
     lines += [drawn("fourth", 40, 80.0, "by time", tritile_us=100.0)]
@@ -125,7 +125,7 @@ def test_the_last_three_draws_are_shown_together_and_one_by_one(tmp_path):
     assert "first |" not in text
 
 
-def test_classes_are_of_the_roof_and_add_up_to_all_of_torchs_time():
+def test_classes_of_roof_add_up():
     """One product by arithmetic, one by memory: 800 TFLOP/s, and 4240 GB/s of an H200's 4800."""
     large, thin = {"m": 4096, "n": 4096, "k": 4104}, {"m": 1, "n": 8192, "k": 8192}
     more = {"suite": "unseen", "precision": "ieee", "batch": 1}
@@ -140,7 +140,7 @@ def test_classes_are_of_the_roof_and_add_up_to_all_of_torchs_time():
     ]
 
 
-def test_a_permutation_is_compared_with_a_copy_of_as_many_bytes():
+def test_permutation_compared_with_copy():
     line = {"op": "permute", "shape": [8, 8], "dims": [1, 0], "tritile_us": 10.0, "gbps": 300.0}
     lines = [line | {"dtype": "uint8", "copy_gbps": 600.0}, line | {"dtype": "bool", "copy_gbps": 150.0}]
     lines += [line | {"dtype": "int64", "copy_gbps": 300.0}]
@@ -150,7 +150,8 @@ def test_a_permutation_is_compared_with_a_copy_of_as_many_bytes():
     ]
 
 
-def test_the_interval_of_models_holds_the_ratio_is_repeatable_and_forgives_a_pair_that_was_disturbed():
+def test_interval_of_models():
+    """It holds the ratio, is repeatable, and forgives a pair that was disturbed."""
     off = [1.00, 1.01, 0.99, 1.02, 0.98, 1.00, 1.01, 0.99, 1.00]
     found = models.compared(off, [1.0] * 9)
     assert 0.98 <= found["low"] < found["ratio"] == 1.0 < found["high"] <= 1.02
@@ -160,7 +161,7 @@ def test_the_interval_of_models_holds_the_ratio_is_repeatable_and_forgives_a_pai
     assert found == {"torch_ms": 3.0, "tritile_ms": 2.0, "ratio": 1.5, "low": 1.5, "high": 1.5}
 
 
-def test_sides_take_turns_and_each_begins_with_a_call_that_does_not_count(monkeypatch):
+def test_sides_take_turns(monkeypatch):
     monkeypatch.setattr(models, "SECONDS", 0.0)  # an iteration a time
     order = []
     found = models.measured({side: lambda side=side: order.append(side) for side in models.SIDES}, 3)
@@ -171,7 +172,7 @@ def test_sides_take_turns_and_each_begins_with_a_call_that_does_not_count(monkey
 
 
 @pytest.mark.parametrize(("status", "ended"), [(0, True), (1, False)])
-def test_a_process_gets_caches_of_its_own_and_its_lines_are_kept_even_if_it_fails(monkeypatch, status, ended):
+def test_process_caches_and_lines(monkeypatch, status, ended):
     asked = argparse.Namespace(turns=9, what=["forward"], compiled=True, small=False, tune=True)
     seen = []
 

@@ -83,7 +83,7 @@ def tuned(monkeypatch, tmp_path):
     return Tuned()
 
 
-def test_a_call_met_before_is_launched_alike(tuned):
+def test_met_call_launches_alike(tuned):
     x, out = on_gpu(), on_gpu()
     launch = {
         "grid": (3,), "warmup": False, "BLOCK": 64, "num_warps": 8, "num_stages": 3, "num_ctas": 1
@@ -98,7 +98,7 @@ def test_a_call_met_before_is_launched_alike(tuned):
     ids=lambda change: next(iter(change)),
 )
 @pytest.mark.parametrize("by_name", [False, True])
-def test_another_key_or_dtype_is_another_form(tuned, change, by_name):
+def test_other_key_other_form(tuned, change, by_name):
     given = {"x_ptr": on_gpu(), "out_ptr": on_gpu(), "N": 50, "scale": 0.5}
     calls = (given, given, given | change, given | change, given)
     new = [tuned.is_new(**call) if by_name else tuned.is_new(*call.values()) for call in calls]
@@ -133,7 +133,7 @@ def test_a_key_may_hold_any_value(tuned, name):
 
 
 @pytest.mark.parametrize("made", [descriptor, lambda dtype: (3, torch.zeros(2, dtype=dtype))])
-def test_dtypes_of_descriptors_and_in_tuples_tell_problems_apart(tuned, made):
+def test_descriptor_and_tuple_dtypes(tuned, made):
     calls = [(on_gpu(), made(dtype=dtype), 3) for dtype in (torch.float16, torch.float32)]
     half, single = (tuned.tuner.problem(args, {}) for args in calls)
     assert (half.dtypes[0], half.dtypes[1][1]) == (("x_ptr", "float16"), "float16")
@@ -141,7 +141,7 @@ def test_dtypes_of_descriptors_and_in_tuples_tell_problems_apart(tuned, made):
     assert [tuned.is_new(*args, 0.5) for args in calls] == [True, True]
 
 
-def test_cache_is_of_the_mode_and_gpu_of_the_latest_call(tuned, monkeypatch):
+def test_cache_of_latest_mode_and_gpu(tuned, monkeypatch):
     call = on_gpu(), on_gpu(), 50, 0.5
     tuned(*call)
     guessed = tuned.tuner.cache
@@ -168,7 +168,7 @@ def test_cache_is_bounded(tuned, monkeypatch):
     assert not any(tuned.is_new(x, out, 19, scale) for scale in range(20))  # not in the key
 
 
-def test_strict_raises_where_it_would_have_to_compile_ahead_of_a_launch(tuned):
+def test_strict_raises_before_compiling(tuned):
     call, compiled = (on_gpu(), on_gpu(), 50, 0.5), tuned.recorder.compiled
     tuned.tuner.mode = "tune"
     tuned(*call)
@@ -234,7 +234,7 @@ module {
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_a_config_may_bring_code_of_its_own(autotune, gpu, tmp_path, is_own):
+def test_config_brings_own_code(autotune, gpu, tmp_path, is_own):
     path = tmp_path / "own.ttir"
     path.write_text(TTIR)
     configs = [triton.Config({"BLOCK": 32, **({"ir_override": str(path)} if is_own else {})})]
@@ -253,7 +253,7 @@ def test_compiled_ahead_for_each_config(autotune, gpu):
 
 @pytest.mark.parametrize("blocks", [(32,), (32, 64)], ids=["one config", "two"])
 @pytest.mark.parametrize("mode", ["tune", "cached", "strict", "off"])
-def test_host_tensors_are_refused_in_tritons_words(mode, blocks):
+def test_host_tensors_refused_as_triton(mode, blocks):
     """There is no driver for them, or the driver refuses their address."""
     kernel, out = tritile.autotune(of_blocks(*blocks), ["N"], mode=mode)(triton.jit(copied)), torch.zeros(40)
     for _ in range(2):  # what was chosen before the error is no other

@@ -92,7 +92,7 @@ def test_there_are_programs_for_every_tile(sizes):
     assert bound <= -(-total // block) + min(groups, total)
 
 
-def test_a_grid_is_no_larger_than_the_processors_where_programs_go_on():
+def test_grid_within_processors():
     call = call_for(ROWS, lambda dtype, elements: torch.empty(0, dtype=getattr(torch, dtype), device="meta"))
     for config in legal_configs(ROWS, H200, "descriptor"):
         (step,) = work_of(call, config, 132, True).steps
@@ -114,7 +114,7 @@ SMALL = GroupedProblem(5, 48, 24, 40, "float32", "float32", precision="ieee")
 TILE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=32, BLOCK_K=32, GROUP_M=2)
 
 
-def test_rows_of_no_group_are_looked_at():
+def test_rows_of_no_group():
     call = on_host(SMALL)
     call.offs.tensor.clamp_(max=40)
     launching.run_interpreted(call, TILE)

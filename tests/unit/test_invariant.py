@@ -86,7 +86,7 @@ FOUND = [
 
 
 @pytest.mark.parametrize(("config", "problem", "device", "wanted"), FOUND)
-def test_what_decides_the_bits_of_a_config(config, problem, device, wanted):
+def test_what_decides_bits(config, problem, device, wanted):
     assert numerics(config, problem, device) == wanted
 
 
@@ -116,7 +116,7 @@ def core(problem):
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_way_for_every_number_of_rows(kind, device):
+def test_one_way_for_all_rows(kind, device):
     """Rows change sizes, and with them the layouts and alignments of what has one row or one column."""
     rows = range(1, 4097) if device is HOPPER else ROWS
     found = {canonical(core(replace(KINDS[kind], m=m)), device) for m in rows}
@@ -143,7 +143,7 @@ def _varied(problem, m, n, k, align):
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_configs_are_left_wherever_there_are_any(kind, device):
+def test_configs_are_left(kind, device):
     """On a Hopper at every size; elsewhere at one, so that each kind has each and each device too."""
     turn = (list(KINDS).index(kind) + list(DEVICES.values()).index(device)) % len(SIZES)
     for size in SIZES if device is HOPPER else SIZES[turn:][:1]:
@@ -158,7 +158,7 @@ def test_configs_are_left_wherever_there_are_any(kind, device):
         assert {numerics(config, core(problem), device) for config in left} == {wanted}
 
 
-def test_all_that_may_stand_in_for_a_plan_sums_alike():
+def test_stand_ins_sum_alike():
     tried = {*model.screened(HALF, HOPPER, 8), plans.plan_for(HALF, HOPPER).config}
     assert {numerics(config, HALF, HOPPER) for config in tried} == {canonical(HALF, HOPPER)}
 
@@ -171,7 +171,7 @@ def test_all_that_may_stand_in_for_a_plan_sums_alike():
     ],
     ids=lambda value: getattr(value, "label", ""),
 )
-def test_what_cannot_be_made_in_one_way_is_named(problem, words):
+def test_impossible_ways_are_named(problem, words):
     assert legal_configs(replace(problem, invariant=False), HOPPER)
     with pytest.raises(UnsupportedError, match=words) as caught:
         legal_configs(problem, HOPPER)
@@ -194,7 +194,7 @@ def planned(problem, mode=None):
     return found and (found.source, found.config)
 
 
-def test_plans_take_what_was_measured_if_it_sums_so():
+def test_plans_take_measured_sums():
     remember(FREE, OTHER, 1.0)
     assert planned(FREE) == ("exact", OTHER)
     assert planned(HALF)[0] == "model"
@@ -206,7 +206,7 @@ def test_plans_take_what_was_measured_if_it_sums_so():
     assert planned(HALF) == planned(HALF, "tune") == ("exact", tile(64, 128, 64))
 
 
-def test_shipped_configs_count_if_they_sum_so(monkeypatch):
+def test_shipped_configs_that_sum_alike(monkeypatch):
     for config, source in ((OTHER, "model"), (GOOD, "table")):
         digests = {"matmul/tile": FAMILIES["matmul"]["tile"].digest}
         shipped = Table(HOPPER.to_dict(), digests, (Entry(FREE, config, 1.0),))
@@ -220,7 +220,7 @@ def test_shipped_configs_count_if_they_sum_so(monkeypatch):
         planned(HALF, "strict")
 
 
-def test_calls_pose_invariant_problems_and_never_swap():
+def test_invariant_problems_never_swap():
     a, b = torch.ones(5, 4), torch.ones(4, 3)
     out = torch.empty(3, 5).t()
     assert matmul_call(a, b, out, "ieee").a.buffer == "b"
@@ -249,7 +249,7 @@ def test_refused_before_any_launch(monkeypatch, kind, call, words):
 
 
 @pytest.mark.parametrize("out_layout", ["row", "column"])
-def test_a_single_column_of_tf32_is_made_in_one_way_too(out_layout):
+def test_single_tf32_column_one_way(out_layout):
     """As rows by columns it lies either way, of which TMA sees one: the kernel rounds."""
     column = replace(TF32, n=1, out_layout=out_layout, b_layout="column")
     found = {numerics(config, column, HOPPER) for config in legal_configs(column, HOPPER)}

@@ -34,7 +34,7 @@ def test_rungs_are_listed_as_json():
     assert all(reading["requested"] >= 2 * 512 * 512 * 4 for reading in found["readings"])
 
 
-def test_a_rung_that_a_gpu_lacks_or_that_does_not_fit_says_so():
+def test_missing_rung_says_so():
     result = run(512, "--op", "matmul", "--target", "sm_80")
     assert result.exit_code == 0, result.output
     (line,) = (line for line in result.output.splitlines() if "persistent, TMA" in line)
@@ -49,7 +49,7 @@ def test_a_rung_that_a_gpu_lacks_or_that_does_not_fit_says_so():
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_times_are_shown_with_rates_and_failures_as_such(monkeypatch, fails):
+def test_times_rates_failures_shown(monkeypatch, fails):
     """Each rung is twice as fast as the one before; of all 9 the last is torch's."""
 
     def timed(rungs, n, device, done):
@@ -99,7 +99,7 @@ class Timer:
         return self.us
 
 
-def test_rungs_are_checked_and_timed_and_a_failure_costs_itself_alone(monkeypatch):
+def test_rungs_checked_and_timed(monkeypatch):
     monkeypatch.setattr(ladder, "matrices", lambda op, n, dtype, where, seed: matrices(op, n, dtype, "cpu"))
     monkeypatch.setattr(ladder, "copies_wanted", lambda *sizes: 2)
     monkeypatch.setattr(ladder, "graph_of", lambda run, calls: Timer(500.0))
@@ -126,7 +126,7 @@ def test_rungs_are_checked_and_timed_and_a_failure_costs_itself_alone(monkeypatc
     assert "no_such_method" in found["raising"].note
 
 
-def test_the_librarys_rungs_run_in_the_mode_that_is_shown():
+def test_library_rungs_in_shown_mode():
     modes = []
     rung = replace(LADDERS["matmul"][-1], call=lambda *_: modes.append(current_mode()))
     with mode("strict"):
@@ -137,7 +137,7 @@ def test_the_librarys_rungs_run_in_the_mode_that_is_shown():
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 100, 1001])
 @pytest.mark.parametrize("op", LADDERS)
-def test_the_librarys_rung_shows_the_kernel_that_runs(op, n):
+def test_library_rung_shows_its_kernel(op, n):
     (rung,) = (rung for rung in LADDERS[op] if rung.name == f"tritile.{op}")
     *operands, _ = matrices(op, n, rung.dtype, "cpu")
     plan = tritile.plan(getattr(tritile, op), *operands, device=H200)

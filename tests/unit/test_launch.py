@@ -42,7 +42,7 @@ def _product(*batch, m=1, n=1):
 
 
 @pytest.mark.parametrize("batch", [(2**31 + 5,), (2**31 - 1,), (2**33,)])
-def test_a_batch_of_more_programs_than_a_launch_counts_is_split(batch):
+def test_large_batch_is_split(batch):
     """Triton's launcher multiplies the grid in 32 bits, and runs nothing where the product turns negative."""
     found = pieces_of(_product(*batch), TINY, HOPPER)
     pieces = [piece for piece, _ in found]
@@ -71,7 +71,7 @@ class _Unloaded:
         self.launchers += 1
 
 
-def test_a_kernel_is_loaded_without_tritons_launcher_unless_a_hook_listens(monkeypatch):
+def test_loaded_without_triton_launcher(monkeypatch):
     """The hooks are chains that are there, and empty, where nobody listens."""
     utils = SimpleNamespace(load_binary=lambda *_: (0, 7, 8, 9, 1024))
     active = SimpleNamespace(utils=utils, get_current_device=lambda: 0)
@@ -99,7 +99,7 @@ def test_multiplications_are_fused_whatever_tritons_default():
 
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100"])
-def test_the_assembler_asked_is_the_one_that_compiles(name, monkeypatch, tmp_path):
+def test_assembler_that_compiles(name, monkeypatch, tmp_path):
     called, run = [], subprocess.run
 
     def recorded(command, **how):
@@ -128,7 +128,7 @@ class _Noting:
         return run
 
 
-def test_tensors_workspaces_and_counters_come_to_the_arguments_that_name_them(monkeypatch):
+def test_buffers_reach_named_arguments(monkeypatch):
     """Of a product whose a is copied, and whose K programs share."""
     a, b, out = (torch.empty(256, 256 + pad, dtype=torch.bfloat16)[:, :256] for pad in (1, 0, 0))
     call, counters = matmul_call(a, b, out, "ieee"), torch.zeros(64, dtype=torch.int64)
@@ -160,7 +160,7 @@ def test_tensors_workspaces_and_counters_come_to_the_arguments_that_name_them(mo
     assert end == made._bytes == 256 * 256 * 2 + parts
 
 
-def test_pieces_of_a_batch_are_given_their_own_parts_of_every_operand(monkeypatch):
+def test_batch_pieces_own_operands(monkeypatch):
     """Also of what is added, and of a second matrix: what is stretched over the batch stays where it is."""
     a, b, up, residual = (torch.empty(4, *sizes) for sizes in ((3, 5), (5, 7), (5, 7), (3, 7)))
     extras = {"bias": torch.empty(7), "residual": residual}
@@ -185,7 +185,7 @@ def test_pieces_of_a_batch_are_given_their_own_parts_of_every_operand(monkeypatc
             assert found == [tensor.data_ptr() + step * i for i in range(4)], name
 
 
-def test_pieces_of_a_batch_take_one_workspace_after_the_other(monkeypatch):
+def test_batch_pieces_share_workspace(monkeypatch):
     a, b = (torch.empty(4, 256, 256 + pad, dtype=torch.bfloat16)[..., :256] for pad in (1, 0))
     call = matmul_call(a, b, torch.empty(4, 256, 256, dtype=torch.bfloat16), "ieee")
     copied = 256 * 256 * 2  # a
@@ -210,7 +210,7 @@ def test_pieces_of_a_batch_take_one_workspace_after_the_other(monkeypatch):
     ],
     ids=["matmul", "linear_quantized"],
 )
-def test_programs_wait_for_each_other_only_where_all_run_at_once(problem, config, least):
+def test_programs_wait_only_if_all_run(problem, config, least):
     """16 tiles of 2 parts each: one that waits for another, which has no processor yet, waits in vain.
 
     An SM holds two programs of products: 65 KiB of shared memory, and half of all registers each.
@@ -220,7 +220,7 @@ def test_programs_wait_for_each_other_only_where_all_run_at_once(problem, config
     assert (polls[0], polls[1] > 0) == (0, True)
 
 
-def test_what_is_never_stepped_over_makes_no_operand_less_aligned():
+def test_unstepped_strides_keep_alignment():
     """A row, and a column, of matrices whose rows start anywhere."""
     wide, square = torch.empty(64, 77).half(), torch.empty(64, 64).half()
     row, rows, column = wide[:1, :64], wide[:2, :64], wide.mT[:64, :1]
@@ -243,7 +243,7 @@ OPERATIONS = [
 
 @pytest.mark.parametrize("starts", [True, False])
 @pytest.mark.parametrize("problem", OPERATIONS, ids=lambda problem: problem.label)
-def test_whatever_starts_before_the_kernel_ahead_is_done_waits_for_it(problem, starts):
+def test_early_starters_wait(problem, starts):
     call = call_for(problem)
     early = 0
     for family in model.families(problem, HOPPER):
@@ -255,7 +255,7 @@ def test_whatever_starts_before_the_kernel_ahead_is_done_waits_for_it(problem, s
     assert bool(early) == starts
 
 
-def test_just_one_kernel_makes_a_product_of_parts_whatever_its_data_are():
+def test_one_kernel_makes_fp16x3():
     """A second one would add to what the first has stored, where a residual is overwritten in place."""
     call = call_for(OPERATIONS[4])
     parts = lowered(call, False)
@@ -265,7 +265,7 @@ def test_just_one_kernel_makes_a_product_of_parts_whatever_its_data_are():
     assert all(least < end for least, end in ranges)
 
 
-def test_a_grid_has_no_more_programs_on_an_axis_than_a_launch_takes():
+def test_grid_axes_within_limits():
     """Whole columns of tiles as bands, of a batch too long for the third axis."""
     for batch in (65535, 65536):
         a = torch.empty(batch, 64, 64, dtype=torch.bfloat16, device="meta")

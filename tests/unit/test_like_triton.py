@@ -77,7 +77,7 @@ def is_tritons(kernel):
 # Heuristics and layers.
 
 
-def test_heuristics_below_see_each_config_and_heuristics_below_them(tuned, bench, used):
+def test_heuristics_below_see_configs(tuned, bench, used):
     rows = triton.heuristics({"ROWS": lambda named: 3})(triton.jit(noted))
     kernel = tuned(triton.heuristics({"EVEN": lambda at: at["N"] % at["BLOCK"] == 0})(rows))
     kernel[(1,)](used, 32)
@@ -87,7 +87,7 @@ def test_heuristics_below_see_each_config_and_heuristics_below_them(tuned, bench
 
 
 @pytest.mark.parametrize(("key", "tunings"), [("N", 3), ("EVEN", 2)])
-def test_heuristics_above_set_arguments_of_the_tuned_kernel(tuned, used, key, tunings):
+def test_heuristics_above_set_arguments(tuned, used, key, tunings):
     seen = []
 
     def is_even(named):
@@ -145,7 +145,7 @@ def test_attributes_of_a_tuned_kernel(tuned, autotune):
 # Hooks, and what is restored.
 
 
-def test_hooks_of_configs_run_before_each_launch_of_theirs(tuned, used):
+def test_config_hooks_before_launches(tuned, used):
     calls = []
 
     def hook(block):
@@ -167,7 +167,7 @@ def test_hooks_of_configs_run_before_each_launch_of_theirs(tuned, used):
     assert kernel.best_config.pre_hook is configs[1].pre_hook
 
 
-def test_hooks_of_the_tuner_enclose_each_launch_and_reset_once_more_at_the_end(tuned, used):
+def test_tuner_hooks_enclose_launches(tuned, used):
     seen = []
     kernel = tuned(
         pre_hook=lambda named, reset_only=False: seen.append((named["BLOCK"], reset_only)),
@@ -180,9 +180,7 @@ def test_hooks_of_the_tuner_enclose_each_launch_and_reset_once_more_at_the_end(t
 
 @pytest.mark.parametrize("by_name", [False, True])
 @pytest.mark.parametrize(("what", "before"), [("restore_value", 0.0), ("reset_to_zero", 7.0)])
-def test_tensors_are_restored_or_reset_to_zero_and_none_may_stand_for_one(
-    tuned, bench, what, before, by_name
-):
+def test_tensors_restored_or_zeroed(tuned, bench, what, before, by_name):
     for x in (torch.full((200,), before), None):
         bench.timed.clear()
         kernel, other = tuned(increment_either, **{what: ["x"]}), torch.zeros(200)
@@ -215,7 +213,7 @@ def test_the_cache_by_keys_of_triton(tuned, used):
         assert kernel.cache[key] is config
 
 
-def test_what_is_written_into_the_cache_runs(tuned, bench, used):
+def test_cache_entry_written_runs(tuned, bench, used):
     kernel = tuned()
     kernel.cache[(5, "torch.int32")] = kernel.configs[0]
     kernel[(1,)](used, 5)
@@ -232,7 +230,7 @@ def test_what_is_written_into_the_cache_runs(tuned, bench, used):
 
 
 @pytest.mark.parametrize("how", ["clear", "pop", "replaced"])
-def test_a_cleared_cache_chooses_among_the_configs_there_are_then(tuned, used, how):
+def test_cleared_cache_chooses_again(tuned, used, how):
     kernel = tuned()
     kernel[(1,)](used, 5)
     kernel.configs = of_blocks(8, 24)
@@ -259,7 +257,7 @@ def test_configs_changed_in_place(tuned, bench, used):
     assert int(used) == 16
 
 
-def test_times_of_the_last_tuning_are_kept_and_printed(tuned, bench, used, monkeypatch, capsys):
+def test_last_times_kept_and_printed(tuned, bench, used, monkeypatch, capsys):
     monkeypatch.setattr(triton.knobs.autotuning, "print", True)
     bench.times = {16: 3.0, 32: 1.0, 64: 2.0}
     kernel = tuned()
@@ -332,7 +330,7 @@ def test_pruners_are_given_the_call(tuned, used):
     assert kernel.best_config == kernel.configs[0]  # one that is left runs
 
 
-def test_a_share_that_leaves_no_config_leaves_one(tuned, used):
+def test_tiny_share_leaves_one(tuned, used):
     kernel = tuned(prune_configs_by={"perf_model": lambda BLOCK, **rest: -BLOCK, "top_k": 0.3})
     try:
         kernel[(1,)](used, 5)
@@ -343,13 +341,13 @@ def test_a_share_that_leaves_no_config_leaves_one(tuned, used):
     assert int(used) == 64
 
 
-def test_a_pruner_that_leaves_none_is_an_error(tuned, used):
+def test_pruner_leaving_none_is_error(tuned, used):
     kernel = tuned(prune_configs_by={"early_config_prune": lambda configs, named, **rest: []})
     with pytest.raises(triton.TritonError, match="at least one config"):
         kernel[(1,)](used, 5)
 
 
-def test_a_pruner_that_returns_configs_of_its_own(tuned, bench, used):
+def test_pruner_returns_own_configs(tuned, bench, used):
     def early(configs, named, **kwargs):
         grown = copy.deepcopy(configs)
         for config in grown:
@@ -368,7 +366,7 @@ def test_a_pruner_that_returns_configs_of_its_own(tuned, bench, used):
 # Keys, configs and benchmarks.
 
 
-def test_constants_in_the_key_and_by_place(tuned, used):
+def test_constants_in_key_and_place(tuned, used):
     kernel = tuned(key=("ROWS", "EVEN"), configs=[triton.Config({}, num_warps=warps) for warps in (1, 2)])
     kernel[(1,)](used, 5, 16, 1, True)
     kernel[(1,)](used, 9, 16, 1, True)
@@ -411,7 +409,7 @@ def test_benchmarks_return_times_or_one(tuned, bench, used, wrap):
     assert kernel.best_config is kernel.configs[-1]
 
 
-def test_without_a_benchmark_the_drivers_is_taken(tuned, gpu, bench, used):
+def test_driver_benchmark_by_default(tuned, gpu, bench, used):
     gpu.get_benchmarker = lambda: lambda call, quantiles=None, **rest: bench(call)
     kernel = tuned(do_bench=None)
     kernel[(1,)](used, 200)
@@ -455,7 +453,7 @@ def test_kernels_in_cells_of_a_notebook(autotune, bench, used, name):
         (tritile.Space({"B": (16, 32), "num_warps": (2, 4, 8)}), "a Space of 6 combinations"),
     ],
 )
-def test_a_kernel_prints_its_name_its_key_and_how_many_configs_it_has(configs, shown):
+def test_kernel_prints_name_key_configs(configs, shown):
     def doubled(x, y, n, B: tl.constexpr):
         pass
 

@@ -59,7 +59,7 @@ def facts(record):
 # --- The function ---
 
 
-def test_a_message_has_what_is_known_and_a_record_every_field(records):
+def test_message_and_record_fields(records):
     log.log("plan", logging.INFO, problem="a b", config="x", us=12.3456, failure='no\n"room"', source=None)
     (record,) = records
     assert record.getMessage() == r'problem="a b" config=x us=12.346 failure="no\n\"room\""'
@@ -69,7 +69,7 @@ def test_a_message_has_what_is_known_and_a_record_every_field(records):
     assert re.match("None 12.3456", logging.Formatter("%(device)s %(us)s").format(record))
 
 
-def test_nothing_is_logged_below_the_level_and_in_code_that_is_traced(records, caplog):
+def test_silent_below_level_and_traced(records, caplog):
     def function(x):
         log.log("plan", logging.INFO, problem="p")
         return x + 1
@@ -87,7 +87,7 @@ def test_nothing_is_logged_below_the_level_and_in_code_that_is_traced(records, c
 # --- Plans ---
 
 
-def test_a_plan_is_logged_once_where_it_is_made(records):
+def test_plan_logged_once(records):
     plan = plans.plan_for(PROBLEM, HOPPER)
     plans.plan_for(PROBLEM, HOPPER)
     (record,) = records
@@ -102,7 +102,7 @@ def test_a_plan_is_logged_once_where_it_is_made(records):
 # --- Measurements ---
 
 
-def test_a_measurement_says_why_it_failed_and_a_check_of_it_nothing_more(records):
+def test_failed_measurement_says_why(records):
     kept = []
     keep = engine.logged(lambda digest, trial: kept.append(trial))
     trial = Trial(PROBLEM, tile(16, 16, 16), None, failure="no room")
@@ -117,7 +117,7 @@ def test_a_measurement_says_why_it_failed_and_a_check_of_it_nothing_more(records
 # --- Compiles ---
 
 
-def test_a_compile_is_logged_with_its_problem_and_whence_it_came(records, tmp_path, monkeypatch):
+def test_compile_logged_with_source(records, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     config = tile(16, 16, 16)
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_a_compile_is_logged_with_its_problem_and_whence_it_came(records, tmp_pa
 
 
 @pytest.mark.parametrize("level", ["WARNING", "INFO"])
-def test_triton_has_a_listener_where_compiles_are_logged(level, caplog, monkeypatch):
+def test_triton_listener_while_logging(level, caplog, monkeypatch):
     caplog.set_level(level, "tritile")
     monkeypatch.setattr(compiles, "_listening", False)
     monkeypatch.setattr(triton.knobs.compilation, "listener", None)
@@ -140,7 +140,7 @@ def test_triton_has_a_listener_where_compiles_are_logged(level, caplog, monkeypa
         assert (triton.knobs.compilation.listener is not None) == (level == "INFO")
 
 
-def test_compiles_of_decorated_kernels_are_logged_and_no_strangers(records):
+def test_decorated_compiles_logged(records):
     metadata = {"num_warps": 2, "num_stages": 3}
     source = SimpleNamespace(fn=add_one, constants={(2,): 64})
     compiled = {"metadata": metadata, "times": SimpleNamespace(total=25_000), "cache_hit": True}
@@ -153,7 +153,7 @@ def test_compiles_of_decorated_kernels_are_logged_and_no_strangers(records):
     assert [facts(record) for record in records] == [("compile", "INFO", known | {"seconds": 0.025})]
 
 
-def test_a_listener_of_the_users_own_goes_on_hearing(records, monkeypatch):
+def test_user_listener_keeps_hearing(records, monkeypatch):
     heard, compiled = [], {"src": SimpleNamespace(), "metadata": {}, "times": SimpleNamespace(total=5e5)}
     monkeypatch.setattr(
         triton.knobs.compilation, "listener", lambda **given: heard.append(given["cache_hit"])
@@ -165,7 +165,7 @@ def test_a_listener_of_the_users_own_goes_on_hearing(records, monkeypatch):
     assert (heard, seconds) == ([True, False], [0.5])
 
 
-def test_a_config_that_does_not_compile_is_a_warning(records, monkeypatch):
+def test_failed_compile_warns(records, monkeypatch):
     def prepare(call, config):
         if len(records) < 2:
             raise TuningError("too large")
@@ -193,7 +193,7 @@ def logger(monkeypatch):
 
 
 @pytest.mark.parametrize("root_has_one", [False, True])
-def test_a_handler_of_the_root_takes_the_place_of_ours(root_has_one, logger, monkeypatch):
+def test_root_handler_replaces_ours(root_has_one, logger, monkeypatch):
     ours, roots = io.StringIO(), io.StringIO()
     monkeypatch.setattr("sys.stderr", ours)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
@@ -208,7 +208,7 @@ def test_a_handler_of_the_root_takes_the_place_of_ours(root_has_one, logger, mon
     assert ours.getvalue() + roots.getvalue() == logged.getvalue()
 
 
-def test_a_word_that_is_no_level_is_warned_of(logger, monkeypatch):
+def test_unknown_level_warns(logger, monkeypatch):
     monkeypatch.setenv("TRITILE_LOG", "plan")
     expected = "TRITILE_LOG is 'plan': expected one of debug, info, warning, error"
     with pytest.warns(SettingWarning, match=expected):
@@ -218,7 +218,7 @@ def test_a_word_that_is_no_level_is_warned_of(logger, monkeypatch):
     assert (logger.handlers, logger.level) == ([], logging.NOTSET)
 
 
-def test_processes_whose_last_lines_are_read_log_nothing(monkeypatch):
+def test_worker_processes_log_nothing(monkeypatch):
     monkeypatch.setenv("TRITILE_LOG", "debug")
     monkeypatch.setenv("TRITILE_MODE", "off")
     given = []

@@ -53,7 +53,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_how_far_it_is_and_what_won(monkeypatch):
+def test_terminal_shows_progress_and_winner(monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     bench = Bench()
     run(tuned(bench), bench.used)
@@ -63,7 +63,7 @@ def test_a_terminal_shows_how_far_it_is_and_what_won(monkeypatch):
     assert shown[-1].endswith("\n")
 
 
-def test_a_list_that_the_budget_cuts_is_said_and_gone_on_with(monkeypatch, caplog):
+def test_budget_cut_is_said_and_resumed(monkeypatch, caplog):
     monkeypatch.setenv("TRITILE_TUNE_BUDGET", "1e-9")
     max_resident = [Bench({block: 1.0 / block for block in TIMES}) for _ in range(4)]
     chosen = [run(another_process(tuned(bench)), bench.used) for bench in max_resident]
@@ -132,7 +132,7 @@ ALIKE = [
 
 
 @pytest.mark.parametrize("alike", ALIKE, ids=["1", "0", "text", "functions", "tuples"])
-def test_configs_that_python_calls_equal_are_all_measured(alike):
+def test_equal_configs_all_measured(alike):
     times = iter([3.0, 1.0, 2.0])
     ran = []
 
@@ -166,7 +166,7 @@ class Launches:
         pass
 
 
-def test_configs_alike_but_for_their_hooks_are_told_apart():
+def test_configs_told_apart_by_hooks():
     def hook(number):
         return lambda values: number
 
@@ -242,7 +242,7 @@ class Timed:
     ],
     ids=["ties", "quick timings that no race reaches"],
 )
-def test_a_later_process_finds_the_winner_that_the_first_ran(quick, raced):
+def test_later_process_finds_winner(quick, raced):
     listed = identified([triton.Config({"A": n}) for n in quick])
     problem = KernelProblem("stranger", (("N", 1),), ())
     subject = decorated.TunableKernel(problem, HOST, "0" * 16)
@@ -265,7 +265,7 @@ def test_a_later_process_finds_the_winner_that_the_first_ran(quick, raced):
     ],
     ids=["no memory", "a lost GPU", "the compiler", "an assertion"],
 )
-def test_failures_of_the_machine_are_tried_again(failure, settled):
+def test_machine_failures_retried(failure, settled):
     bench = Bench({64: 3.0, 128: failure, 256: 2.0})
     kernel = tuned(bench)
     assert run(kernel, bench.used) == 256
@@ -275,7 +275,7 @@ def test_failures_of_the_machine_are_tried_again(failure, settled):
     assert bench.measured == [64, 128, 256] + [128] * (not settled)
 
 
-def test_a_problem_that_failed_as_a_whole_is_tried_again():
+def test_failed_problem_retried():
     bench = Bench(dict.fromkeys(TIMES, torch.OutOfMemoryError("CUDA out of memory")))
     kernel = tuned(bench)
     with pytest.raises(TuningError, match="out of memory"):
@@ -311,7 +311,7 @@ def elsewhere(*failures, works=()):
     ],
     ids=["addresses", "beyond a view", "one refused", "one works", "all refused", "hung"],
 )
-def test_where_every_config_fails_elsewhere_it_is_measured_here(failures, here, monkeypatch):
+def test_failing_elsewhere_measured_here(failures, here, monkeypatch):
     monkeypatch.setattr(decorated, "tune_in_workers", elsewhere(*failures))
     bench = Bench()
     kernel = tuned(bench)
@@ -331,7 +331,7 @@ def test_where_every_config_fails_elsewhere_it_is_measured_here(failures, here, 
     assert bench.measured == (here or [])
 
 
-def test_where_every_config_fails_here_the_last_error_is_the_cause():
+def test_last_error_is_cause():
     """Though a program's own error costs no other config its turn."""
     bench = Bench(dict.fromkeys(TIMES, error := AttributeError("a name that is gone")))
     with pytest.raises(TuningError, match=r"no config works.*AttributeError: a name") as raised:
@@ -354,7 +354,7 @@ def doubled(pair, extra, used_ptr, N, BLOCK: tl.constexpr):
 
 
 @pytest.mark.parametrize("checked", [False, True])
-def test_tensors_in_a_tuple_are_restored_and_checks_leave_the_callers_alone(checked):
+def test_tuple_tensors_restored(checked):
     def right(pair, N):
         return {"used_ptr": torch.tensor([128], dtype=torch.int32)}
 
@@ -376,7 +376,7 @@ def added(x_ptr, out_ptr, N, BLOCK: tl.constexpr):
 
 
 @pytest.mark.parametrize("of", ["the tuner", "a config"])
-def test_poison_is_written_ahead_of_hooks_that_zero(of):
+def test_poison_before_zeroing_hooks(of):
     def zero(named, reset_only=False):
         named["out_ptr"].zero_()
 
@@ -393,7 +393,7 @@ def test_poison_is_written_ahead_of_hooks_that_zero(of):
     assert kernel.best_config is blocks[1]
 
 
-def test_a_tensor_in_the_key_counts_by_dtype_and_shape():
+def test_tensor_in_key_dtype_shape():
     bench = Bench()
     kernel = tuned(bench, key=("N", "x_ptr"))
     run(kernel, bench.used)
@@ -402,7 +402,7 @@ def test_a_tensor_in_the_key_counts_by_dtype_and_shape():
     assert trials(kernel) == {64: 3000.0, 128: 1000.0, 256: 2000.0}
 
 
-def test_names_that_are_no_arguments_are_left_out_with_one_warning():
+def test_unknown_names_warn_once():
     bench = Bench()
     with pytest.warns(UserWarning, match="key of softmax names 'M', 'K'") as caught:
         kernel = tuned(bench, key=("M", "N", "K"))
@@ -428,7 +428,7 @@ def noting(used_ptr, N, BLOCK: tl.constexpr):
     tl.store(used_ptr, BLOCK)
 
 
-def test_a_pruning_that_edits_configs_in_place_leaves_earlier_entries_alone():
+def test_pruning_in_place_keeps_entries():
     def stages(listed, named, **rest):
         for config in listed:
             config.num_stages = 2 if named["N"] < 10 else 5
@@ -445,7 +445,7 @@ def test_a_pruning_that_edits_configs_in_place_leaves_earlier_entries_alone():
         assert seen == [2, 5, 2], mode
 
 
-def test_a_reference_that_came_later_is_asked():
+def test_later_reference_is_asked():
     def right(N):
         return {"used_ptr": torch.tensor([64], dtype=torch.int32)}
 
@@ -460,7 +460,7 @@ def test_a_reference_that_came_later_is_asked():
     assert len(bench.measured) == 3
 
 
-def test_a_benchmark_that_calls_its_own_kernel_does_not_wait_for_itself():
+def test_benchmark_calling_own_kernel():
     bench, nested = Bench(), []
 
     def calling(call, quantiles):
@@ -497,7 +497,7 @@ def test_warnings_of_unmeasured_problems_end():
     assert [warning.category for warning in caught] == [UntunedWarning] * 3
 
 
-def test_a_call_is_searched_by_tritile_tune():
+def test_call_searched_by_tune():
     bench = Bench()
     kernel = tritile.autotune(configs(), ["N"], do_bench=bench)(noting)
     found = tritile.tune(kernel, bench.used, 40, grid=(1,))
@@ -565,10 +565,10 @@ ITS_OWN = [
 
 
 @pytest.mark.parametrize("text", OF_THE_MOMENT)
-def test_what_drivers_and_the_system_say_of_the_moment_is_tried_again(text):
+def test_momentary_errors_retried(text):
     assert not is_final_failure(text)
 
 
 @pytest.mark.parametrize("text", ITS_OWN)
-def test_what_a_config_is_refused_for_is_settled(text):
+def test_refusals_are_settled(text):
     assert is_final_failure(text)

@@ -114,7 +114,7 @@ P, Q = torch.empty(1000, 520, dtype=torch.bfloat16), torch.empty(520, 760, dtype
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4])
-def test_plans_of_meta_tensors_are_those_of_tensors(offset):
+def test_meta_plans_equal_real(offset):
     a, b = (
         torch.empty(1001 * 520, dtype=P.dtype, device=device)[offset:][: P.numel()].view(P.shape)
         for device in ("cpu", "meta")
@@ -124,7 +124,7 @@ def test_plans_of_meta_tensors_are_those_of_tensors(offset):
         assert tritile.plan(call, *theirs, device=H200) == tritile.plan(call, *ours, device=H200)
 
 
-def test_plans_for_the_gpu_that_torch_names_or_has(monkeypatch):
+def test_plans_for_torchs_gpu(monkeypatch):
     here = {0: H200, 1: tritile.target_device("sm_80")}
     monkeypatch.setattr(devices, "gpu", here.__getitem__)
     monkeypatch.setattr(devices, "current_index", lambda: 1)
@@ -140,7 +140,7 @@ def test_plans_for_the_gpu_that_torch_names_or_has(monkeypatch):
         tritile.plan(tritile.matmul, meta(P), meta(Q))
 
 
-def test_another_tensor_on_the_meta_device_is_not_in_place():
+def test_other_meta_tensor_not_in_place():
     x = torch.empty(64, 64, device="meta")
     assert tritile.plan(tritile.transpose, x, out=x, device=H200).why.startswith("in place")
     apart = tritile.plan(tritile.transpose, x, out=torch.empty_like(x), device=H200)

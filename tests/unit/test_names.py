@@ -12,7 +12,7 @@ from tritile.core.quantized import WeightKind
 from tritile.core.settings import MODES, Mode
 
 
-def test_what_a_call_takes_is_what_its_type_says():
+def test_calls_take_what_types_say():
     x = torch.zeros(2, 2)
     assert (get_args(Activation), get_args(Mode)) == (ACTIVATIONS, MODES)
     assert set(get_args(Precision)) == {name for names in PRECISIONS_OF.values() for name in names}
@@ -26,7 +26,7 @@ def test_what_a_call_takes_is_what_its_type_says():
             call()
 
 
-def test_a_misspelt_name_is_answered_with_the_one_that_was_meant():
+def test_misspelt_names_get_hints():
     x, layer = torch.zeros(2, 2), torch.nn.Linear(2, 2)
     product = tritile.core.problem.MatmulProblem(1, 64, 64, 64, "bfloat16", "bfloat16")
     for meant, call in (

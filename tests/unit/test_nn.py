@@ -30,7 +30,7 @@ def _no_gradients():
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("activation", [None, "gelu"])
-def test_linear_is_torchs_but_for_the_product_and_an_activation(bias, activation):
+def test_linear_is_torchs(bias, activation):
     torch.manual_seed(0)
     theirs = nn.Linear(9, 5, bias)
     torch.manual_seed(0)
@@ -92,7 +92,7 @@ def test_linear_gives_gradients(activation):
 
 
 @pytest.mark.parametrize("kind", PACKED)
-def test_quantized_layers_give_gradients_of_input_and_bias(kind):
+def test_quantized_layer_gradients(kind):
     layer = converted(layer_of(), kind)
     x, grad = values((3, 40), BF16).requires_grad_(), values((3, 7), BF16, 4)
     with torch.enable_grad():
@@ -102,7 +102,7 @@ def test_quantized_layers_give_gradients_of_input_and_bias(kind):
 
 
 @pytest.mark.parametrize("kind", ["linear", *PACKED])
-def test_layers_are_traced_whole_and_autocast_decides_the_dtype(kind):
+def test_layers_traced_whole_under_autocast(kind):
     layer, x = converted(layer_of(), kind), values((3, 40), BF16)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for track in (False, True):
@@ -117,7 +117,7 @@ def test_layers_are_traced_whole_and_autocast_decides_the_dtype(kind):
 
 
 @pytest.mark.parametrize("kind", PACKED)
-def test_state_dicts_and_pickles_hold_all_of_a_layer(kind):
+def test_state_dicts_and_pickles(kind):
     layer, x = converted(layer_of(), kind, **HOW[kind]), values((3, 40), BF16)
     fresh = PACKED[kind](40, 7)
     assert torch.count_nonzero(fresh(x)) == 0
@@ -147,7 +147,7 @@ def test_moving_and_casting(kind):
 
 
 @pytest.mark.parametrize("kind", PACKED)
-def test_layers_on_meta_are_filled_by_a_state_dict(kind):
+def test_meta_layers_filled(kind):
     wanted, x = converted(layer_of(), kind, **HOW[kind]), values((3, 40), BF16)
     for assign in (False, True):
         layer = converted(nn.Linear(40, 7, device="meta", dtype=BF16), kind, **HOW[kind])

@@ -60,7 +60,8 @@ def drawn_plain(draw):
 
 
 @pytest.mark.parametrize("device", MADE_UP, ids=lambda device: device.name)
-def test_nothing_plain_and_aligned_runs_a_kernel_of_ours_that_nobody_measured(device):
+def test_unmeasured_plain_runs_torch(device):
+    """If it is aligned."""
     draw = random.Random(device.name)
     assert not gpu_tables.like(device)
     for _ in range(100):
@@ -86,12 +87,12 @@ OURS = {
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_what_torch_has_no_kernel_for_or_a_slow_one_runs_ours(name):
+def test_ours_where_torch_slow_or_none(name):
     what, args, words = OURS[name]
     assert tritile.plan(what, *args, device=A100, **words).source == "model"
 
 
-def test_a_bias_that_torch_adds_itself_and_bytes_run_torchs():
+def test_torch_bias_and_bytes_run_torch():
     assert tritile.plan("linear", X, W, BIAS, device=A100).source == "torch"
     fp8, one = meta(64, 128, dtype=torch.float8_e4m3fn), meta(1, dtype=torch.float32)
     fp8_call = ("scaled_matmul", fp8, fp8.mT, one, one)
@@ -139,7 +140,7 @@ LIKE = [
 
 
 @pytest.mark.parametrize(("name", "processors", "gbps"), LIKE)
-def test_a_gpu_like_one_that_was_measured_has_its_predictions(name, processors, gbps):
+def test_similar_gpu_has_predictions(name, processors, gbps):
     device = replace(H200, name=name, processors=processors, memory_gbps=gbps)
     plan = plans.plan_for(replace(PLAIN, m=1001), device, "cached", True)
     assert plan.source == "predicted"

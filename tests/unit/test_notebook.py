@@ -104,7 +104,7 @@ def stored() -> NotebookNode:
     return notebook
 
 
-def test_it_runs_and_its_cells_print_what_the_text_claims(run):
+def test_notebook_prints_claims(run):
     for cell, pattern in CLAIMS.items():
         assert re.search(pattern, printed(run, cell), re.DOTALL), cell
     (shown,) = (output for cell in run.cells if cell.id == "picture" for output in cell.outputs)
@@ -112,13 +112,13 @@ def test_it_runs_and_its_cells_print_what_the_text_claims(run):
     assert "hatched: past the edge" in shown.data["image/svg+xml"]
 
 
-def test_a_kernel_of_a_cell_runs_in_another_process(run):
+def test_cell_kernel_in_other_process(run):
     (output,) = run.cells[-1].outputs
     assert output.text == "True True\n"
 
 
 @pytest.mark.skipif(triton.__version__ != PINNED, reason=f"stores what runs with triton {PINNED} print")
-def test_stored_outputs_are_those_of_a_run(run, stored):
+def test_stored_outputs_of_a_run(run, stored):
     found = outputs_of(run)
     del found[run.cells[-1].id]
     assert outputs_of(stored) == found, "python tests/unit/test_notebook.py writes them anew"

@@ -46,7 +46,7 @@ def test_gradients_are_those_of_torch(sample):
 
 
 @pytest.mark.parametrize("sample", FEW, ids=lambda sample: sample.id)
-def test_derivatives_of_second_order_are_those_of_torch(sample):
+def test_second_derivatives_of_torch(sample):
     seed, drawn = torch.randn_like(sample.peer(*sample.tensors).contiguous()), {}
 
     def like(which, tensors):  # the same for both
@@ -73,7 +73,7 @@ def test_derivatives_of_second_order_are_those_of_torch(sample):
 
 
 @pytest.mark.slow
-def test_derivatives_of_second_order_where_gradients_are_undefined():
+def test_second_derivatives_undefined_gradients():
     """Of the call through the most formulas."""
     (sample,) = (sample for sample in FEW if sample.label == "silu")
     assert gradgradcheck(sample.call, wanting(sample), fast_mode=True, check_undefined_grad=True)
@@ -162,7 +162,7 @@ def test_a_batch_is_one_call(monkeypatch):
         assert [problem.batch for problem in calls] == [1]  # the gradient of the weight is one product
 
 
-def test_a_backward_pass_goes_by_the_rules_of_its_call_in_any_thread(monkeypatch):
+def test_backward_by_rules_of_call(monkeypatch):
     found, run = [], reference.product
 
     def seen(*call, **fused):

@@ -102,7 +102,7 @@ def rows_by_mask(x, weight, bias, *, wide=False):
     ],
 )
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
-def test_compiled_with_sizes_that_only_the_data_tell(chosen, given):
+def test_compiled_with_data_sizes(chosen, given):
     torch._dynamo.reset()
     compiled = torch.compile(lambda *given: chosen(*given), backend="aot_eager", fullgraph=True)
     for got, wanted in zip(compiled(*given), chosen(*given), strict=True):
@@ -209,7 +209,7 @@ def test_subclasses_and_modes():
     assert OPS.matmul.default in mode.heard
 
 
-def test_fakes_refuse_what_the_real_one_refuses():
+def test_fakes_refuse_alike():
     with FakeTensorMode() as mode:
         a, b = mode.from_tensor(A), mode.from_tensor(B)
         for call, kind in (
@@ -222,7 +222,7 @@ def test_fakes_refuse_what_the_real_one_refuses():
                 call()
 
 
-def test_words_of_other_types_are_refused_by_us_where_a_gradient_is_wanted():
+def test_wrong_types_refused_with_gradient():
     a = A.clone().requires_grad_()
     for words in ({"precision": ["ieee"]}, {"out_dtype": "float16"}):
         with pytest.raises(TritileError):
@@ -242,7 +242,7 @@ def test_inference_mode():
         torch.testing.assert_close(OPS.matmul.default(A, B), A @ B)
 
 
-def test_a_bias_of_a_scaled_product_has_a_gradient():
+def test_scaled_bias_gradient():
     bias = torch.randn(5, requires_grad=True)
     one = torch.ones(())
     y = tritile.scaled_matmul(A.to(FP8), B.to(FP8), one, one, bias=bias, activation="relu")
@@ -260,7 +260,7 @@ def test_a_bias_of_a_scaled_product_has_a_gradient():
         ((4, 3), lambda out: tritile.transpose(A, out=out)),
     ],
 )
-def test_an_overwritten_tensor_is_not_used_for_a_gradient(shape, call):
+def test_overwritten_not_used_for_gradient(shape, call):
     weight, out = torch.randn(shape, requires_grad=True), torch.ones(shape, dtype=torch.float64)
     loss = (weight * out).sum()
     call(out)
@@ -278,13 +278,13 @@ def test_a_tangent_is_not_dropped():
         assert torch.allclose(tritile.matmul(A, B), A @ B)
 
 
-def test_tensors_without_memory_are_refused_where_it_is_needed():
+def test_tensors_without_memory_refused():
     with pytest.raises(UnsupportedError, match="vmap"):
         torch.vmap(lambda a: tritile.quantize(a, bits=4))(torch.randn(2, 5, 4))
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.raises(UnsupportedError, match="memory"):
         tritile.plan(tritile.transpose, mode.from_tensor(A))
 
 
-def test_whole_numbers_are_negated_and_not_sign_flipped():
+def test_integers_negated_not_flipped():
     x = torch.arange(-3, 9).view(3, 4)
     assert torch.equal(tritile.transpose(torch._neg_view(x)), -x.mT)

@@ -62,7 +62,7 @@ def targets(traced):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_fx_records_an_operation_and_runs_it(name):
+def test_fx_records_operation(name):
     call, x = CALLS[name]
     traced = fx.symbolic_trace(call)
     assert all(target.__module__.startswith(("tritile", "torch._ops")) for target in targets(traced))
@@ -70,7 +70,7 @@ def test_fx_records_an_operation_and_runs_it(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_fx_records_a_layer_with_its_own_parameters(name):
+def test_fx_records_layer(name):
     layer, x = LAYERS[name]
     traced = fx.symbolic_trace(nn.Sequential(layer))
     (target,) = targets(traced)
@@ -82,7 +82,7 @@ def test_fx_records_a_layer_with_its_own_parameters(name):
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "quantize"])
-def test_a_class_with_torch_function_gets_the_call(name):
+def test_torch_function_class_gets_call(name):
     seen, args, kwargs = CALLS[name][0](duck := Duck())
     assert seen.partition(".")[0] == name
     assert args[0] is duck
@@ -99,19 +99,19 @@ def test_a_class_with_torch_function_gets_the_call(name):
         assert args[2] is B
 
 
-def test_a_class_with_torch_function_may_be_any_argument():
+def test_torch_function_any_argument():
     assert tritile.mm(A, duck := Duck())[1] == (A, duck)
     assert tritile.matmul(A, B, out=duck)[2] == {"out": duck}
     assert tritile.quantize(duck, bits=4)[0] == "quantize"
 
 
-def test_a_class_gets_from_a_converted_layer_what_torchs_gives_it():
+def test_class_gets_converted_layer_call():
     layer = LAYERS["converted"][0]
     assert layer(duck := Duck())[:2] == ("linear", (duck, layer.weight, layer.bias))
     assert nn.functional.linear(duck, layer.weight, layer.bias)[:2] == layer(duck)[:2]
 
 
-def test_a_subclass_of_tensors_gets_the_operator():
+def test_tensor_subclass_gets_operator():
     seen = []
 
     class Sub(torch.Tensor):
@@ -140,7 +140,7 @@ def test_jit_trace_records_the_operator(call):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_jit_script_says_what_to_do_instead(name):
+def test_jit_script_says_instead(name):
     with pytest.raises(UnsupportedError, match=r"torch.jit.script cannot compile .*torch.compile"):
         torch.jit.script(nn.Sequential(LAYERS[name][0]))
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import triton
 
+import autotune
 import tritile
 from tests.reference import values
 from tests.unit.test_like_triton import Bench
@@ -32,7 +33,7 @@ def tiles(m, n):
     return lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]), 1, 1)
 
 
-def test_a_product_is_searched_remembered_and_made(monkeypatch):
+def test_product_searched_remembered_made(monkeypatch):
     """By each precision for itself. Another tuner, as in another process, times nothing."""
     monkeypatch.setattr(kernels, "_MEASURED", 4)
     a, b, bench, timed = values((70, 50), torch.float32), values((50, 90), torch.float32, 1), Bench(), []
@@ -50,7 +51,7 @@ def test_a_product_is_searched_remembered_and_made(monkeypatch):
 
 
 @pytest.mark.parametrize("layout", ["row", "column", "apart"])
-def test_configs_are_those_of_the_product_that_is_asked_for(layout):
+def test_configs_of_requested_product(layout):
     a, b = torch.empty(2, 64, 48), torch.empty(2, 48, 32)
     a = a.mT.contiguous().mT if layout == "column" else a
     a = a if layout != "apart" else torch.empty(2, 64 * 48 + 1)[:, :-1].unflatten(1, (64, 48))
@@ -67,7 +68,7 @@ def test_only_legal_configs_are_measured():
     assert not any(FAMILY.illegal(configs[str(config)], problem, device) for config in left)
 
 
-def test_the_wrapper_is_made_once_and_when_it_is_asked_for():
+def test_wrapper_made_once_on_demand():
     assert tritile.kernels is kernels
     assert kernels.matmul_tile is kernels.matmul_tile
     assert dir(kernels) == ["matmul_tile"]
@@ -90,3 +91,9 @@ def test_the_guide_runs(tmp_path):
 def test_the_example_runs(capsys):
     runpy.run_path(str(ROOT / "examples" / "rms_norm.py"), run_name="__main__")
     assert "5x300 runs with BLOCK" in capsys.readouterr().out
+
+
+def test_make_tune_interprets_kernels(capsys):
+    """As it does in a process of its own where there is no GPU."""
+    assert autotune.interpret() == 0
+    assert "equal" in capsys.readouterr().out

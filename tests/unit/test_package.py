@@ -119,7 +119,7 @@ def first_imports(path: Path) -> set[Path]:
     }
 
 
-def test_no_module_is_imported_in_a_circle():
+def test_no_circular_imports():
     """Within a room too. A package's own __init__ may name its modules."""
     after = {path: first_imports(path) - {path.parent / "__init__.py"} for path in MODULES}
     left = set(MODULES)
@@ -153,7 +153,7 @@ def test_the_rule(where, source, is_fault):
     assert bool(faults(PACKAGE / where, source)) == is_fault
 
 
-def test_the_page_on_architecture_shows_the_rooms_in_their_order():
+def test_architecture_shows_rooms():
     page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
     rows = [
         re.findall(r"`(\w+)(?:\.py)?`", line.split("|")[1]) for line in page.splitlines() if line[:3] == "| `"
@@ -206,7 +206,7 @@ print(json.dumps(found))
 """
 
 
-def test_importing_touches_nothing_and_a_call_loads_what_it_needs(tmp_path):
+def test_import_touches_nothing(tmp_path):
     """No GPU, optional package, file or setting; of the kernels those that run; nothing that tunes."""
     cache = tmp_path / "cache"
     environ = os.environ | {"TRITILE_CACHE_DIR": str(cache), "TRITON_INTERPRET": "1"}  # so that kernels run
@@ -253,7 +253,7 @@ def test_the_face_of_the_package():
 
 
 @pytest.mark.parametrize("path", sorted((TESTS / "gpu").glob("test_*.py")), ids=lambda path: path.stem)
-def test_files_of_gpu_tests_can_be_imported(path):
+def test_gpu_tests_import(path):
     """They are not collected without a GPU, but what they name must still exist."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)

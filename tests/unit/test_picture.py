@@ -36,7 +36,7 @@ def test_every_tile_is_made_once(posed):
 
 
 @pytest.mark.parametrize("name", ["bands", "batch", "persistent"])
-def test_blocks_of_all_steps_add_up_to_what_loads_request(name):
+def test_blocks_add_up_to_requests(name):
     problem, config = POSED[name]
     tiling = tiling_of(problem, config, H200)
     loaded = stored = 0
@@ -50,7 +50,7 @@ def test_blocks_of_all_steps_add_up_to_what_loads_request(name):
     assert stored == batch * m * n
 
 
-def test_a_ragged_corner_and_an_order_by_hand():
+def test_ragged_corner_by_hand():
     tiling = tiling_of(product("100x40x70"), tile(), H200)
     assert (tiling.rows, tiling.columns, tiling.steps, tiling.place(3)) == (2, 2, 3, (0, 1, 1))
     a, b, c = blocks_of(tiling, 3, 2)
@@ -90,7 +90,7 @@ def shapes(text, kind):
     return [tuple(float(each.get(side)) for side in ("x", "y", "width", "height")) for each in found]
 
 
-def test_blocks_lie_where_they_are_in_their_matrices():
+def test_blocks_lie_in_matrices():
     problem, config = product("300x200x150"), tile()
     tiling = tiling_of(problem, config, H200)
     last = tiling.tiles - 1
@@ -132,7 +132,7 @@ def test_pictures_of_all_kinds_are_whole(posed):
     assert len(text) < 200_000
 
 
-def test_the_longest_sides_are_drawn_without_a_line_for_each_tile():
+def test_longest_sides_without_lines():
     text = picture(parse_shape("1000000000000x4096", "permute", "float64").problem, mover(), H200)
     assert text.count("<rect") < 500
 
@@ -145,7 +145,7 @@ def test_requests_are_counted():
     assert "tile by tile" in picture(*POSED["transpose"], H200)
 
 
-def test_the_command_takes_a_config_by_some_of_its_parameters(tmp_path):
+def test_command_config_by_parameters(tmp_path):
     output = tmp_path / "tiling.svg"
     words = ("--config", "tile BLOCK_M=64 BLOCK_N=64", "--tile", 3, "--step", 1, "--output", output)
     assert commands.run("picture.py", "300x200x150", *words).exit_code == 0
@@ -153,7 +153,8 @@ def test_the_command_takes_a_config_by_some_of_its_parameters(tmp_path):
     assert "Tile 3 of 0 to 19" in output.read_text()
 
 
-def test_where_a_call_has_no_tiles_to_draw_the_next_config_is_drawn(tmp_path):
+def test_next_config_is_drawn(tmp_path):
+    """If a call's own config has no tiles to draw."""
     result = commands.run("picture.py", "1x8192x8192", "--layout", "NT", "--output", tmp_path / "t.svg")
     assert result.exit_code == 0, result.output
     assert "skinny_k" not in result.output

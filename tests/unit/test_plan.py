@@ -55,7 +55,7 @@ CALLS = {
 }
 
 
-def test_every_operation_of_the_face_is_planned():
+def test_operations_are_planned():
     assert set(OPERATIONS) == set(CALLS)
     assert all(getattr(tritile, name) is function for name, function in OPERATIONS.items())
     weight = tritile.quantize(meta(32, 128), bits=4)
@@ -63,7 +63,7 @@ def test_every_operation_of_the_face_is_planned():
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_planned_by_the_operation_and_by_its_name(name):
+def test_planned_by_operation_or_name(name):
     args, words, label = CALLS[name]
     found = tritile.plan(name, *args, device=H200, **words)
     assert found == tritile.plan(getattr(tritile, name), *args, device=H200, **words)
@@ -74,7 +74,7 @@ def test_a_call_is_planned_by_the_operation_and_by_its_name(name):
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 @pytest.mark.parametrize(("m", "n", "k"), [(4096, 4096, 512), (2048, 2056, 511), (64, 64, 64)])
-def test_a_precision_that_nobody_names_is_that_of_the_mode_on_any_gpu(m, n, k, device, cuda_matmul):
+def test_unnamed_precision_of_mode(m, n, k, device, cuda_matmul):
     a, b = (torch.empty(*shape, device=device) for shape in ((m, k), (k, n)))
     for target, wanted in (("h200", "ieee"), ("h200", "fp16x3"), ("a100", "fp16x3")):
         with tritile.mode(fp32="torch" if wanted == "ieee" else wanted):
@@ -89,7 +89,7 @@ def test_a_precision_that_nobody_names_is_that_of_the_mode_on_any_gpu(m, n, k, d
         cuda_matmul.fp32_precision = "none"
 
 
-def test_a_name_that_is_nearly_an_operations_gets_a_hint():
+def test_nearly_an_operation_hint():
     for name, meant in (("matmull", "matmul"), ("transposed", "transpose")):
         with pytest.raises(
             InvalidValueError, match=rf"what is '{name}' \(did you mean '{meant}'\?\): expected"
@@ -99,7 +99,7 @@ def test_a_name_that_is_nearly_an_operations_gets_a_hint():
         tritile.plan("conv2d", A, B, device=H200)
 
 
-def test_a_call_that_launches_nothing_has_no_plan():
+def test_no_launch_no_plan():
     with pytest.raises(InvalidValueError, match="input is contiguous"):
         tritile.plan("contiguous", A, device=H200)
     with pytest.raises(ShapeError, match="launches no kernel"):
@@ -126,7 +126,7 @@ def remember(kernel, n, us=7.0):
     store_of(H200).add(kernel.digest, Trial(problem, Config.from_triton(BLOCKS[1]), us, error=0.0))
 
 
-def test_a_decorated_kernel_is_planned_by_what_is_remembered(kernel):
+def test_decorated_planned_by_remembered(kernel):
     args = meta(40), meta(40), 40
     first = tritile.plan(kernel, *args, device=H200)
     assert (type(first), first.source, first.config, first.us) == (KernelPlan, "model", BLOCKS[0], None)
@@ -155,12 +155,12 @@ def test_a_kernel_without_a_measurement(kernel):
     assert (plan.config, "performance model" in plan.why) == (BLOCKS[1], True)
 
 
-def test_of_host_tensors_the_interpreters_config_is_told(kernel):
+def test_host_plan_of_interpreter(kernel):
     plan = tritile.plan(kernel, torch.zeros(8), torch.zeros(8), 8)
     assert (plan.source, plan.device, plan.config) == ("interpreter", HOST, BLOCKS[0])
 
 
-def test_host_tensors_go_to_tritiles_kernels_in_the_interpreter(monkeypatch):
+def test_host_tensors_interpreted(monkeypatch):
     seen, run = [], launching.run_interpreted
     monkeypatch.setattr(
         launching, "run_interpreted", lambda call, config: seen.append(call.op) or run(call, config)
@@ -172,7 +172,7 @@ def test_host_tensors_go_to_tritiles_kernels_in_the_interpreter(monkeypatch):
     assert seen == ["matmul", "permute"]
 
 
-def test_what_torch_alone_computes_is_not_interpreted(monkeypatch):
+def test_torch_only_not_interpreted(monkeypatch):
     for module in (ops_request, plan_module):
         monkeypatch.setattr(module, "is_torch_only", lambda problem: True)
     monkeypatch.setattr(launching, "run_interpreted", lambda *args: pytest.fail("it was interpreted"))
@@ -182,7 +182,7 @@ def test_what_torch_alone_computes_is_not_interpreted(monkeypatch):
 
 
 @pytest.mark.parametrize("who", ["plan", "explain", "warm", "tune", "bench"])
-def test_a_tensor_in_place_of_the_function_and_misspelt_keywords_are_named(who, kernel):
+def test_tensor_for_function_and_misspelling(who, kernel):
     call, x = getattr(tritile, who), torch.zeros(4, 4)
     with pytest.raises(InvalidValueError) as caught:
         call(x)
@@ -201,12 +201,12 @@ def test_a_tensor_in_place_of_the_function_and_misspelt_keywords_are_named(who, 
             assert str(caught.value) == f"_double has no argument {name!r} (did you mean {meaning!r}?)"
 
 
-def test_a_gpu_nearly_named_gets_a_hint():
+def test_nearly_a_gpu_hint():
     with pytest.raises(InvalidValueError, match=r"'nvidia-l40' \(did you mean 'nvidia-l40s'\?\)"):
         tritile.plan("matmul", A, B, device="nvidia-l40")
 
 
-def test_a_plan_by_torch_names_its_kernel():
+def test_torch_plan_names_kernel():
     a = torch.empty(1024, 1024, device="meta", dtype=torch.bfloat16)
     with tritile.mode(backends="triton,aten"):
         plan = tritile.plan(tritile.matmul, a, a, device=H200)
@@ -215,7 +215,7 @@ def test_a_plan_by_torch_names_its_kernel():
     assert "num_warps=1" not in repr(plan)
 
 
-def test_missing_arguments_of_a_kernel_are_named(kernel):
+def test_missing_arguments_named(kernel):
     with pytest.raises(
         InvalidValueError, match=r"^_double: missing a required argument: 'out': expected x, out, n$"
     ):

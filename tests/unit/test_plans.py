@@ -105,7 +105,7 @@ CASES = {  # by mode: cached, strict, tune, off
 
 
 @pytest.mark.parametrize("words", CASES)
-def test_a_plan_is_of_the_first_source_that_has_one(there, words):
+def test_plan_of_first_source(there, words):
     there(words)
     for mode, source in zip(("cached", "strict", "tune", "off"), CASES[words], strict=True):
         if source is NotTunedError:
@@ -122,7 +122,7 @@ def test_a_plan_is_of_the_first_source_that_has_one(there, words):
             assert plan.current == ("old" not in words or source in ("exact", "model"))
 
 
-def test_a_pin_says_what_it_hides_and_hides_nothing_where_it_has_no_time(there, monkeypatch, tmp_path):
+def test_pin_says_what_it_hides(there, monkeypatch, tmp_path):
     there("pin, measured")
     plan = plans.plan_for(PRODUCT, H200, "cached")
     assert plan.why.endswith(f"; not used is {MEASURED}, 20.0 us measured on {H200.name}")
@@ -138,7 +138,7 @@ def test_a_pin_says_what_it_hides_and_hides_nothing_where_it_has_no_time(there, 
     assert (plan.config, plan.source) == (MEASURED, "exact")
 
 
-def test_a_pinned_portfolio_says_that_it_hides_the_one_measured_here(there):
+def test_pinned_portfolio_hides_measured(there):
     there("pinned portfolio")
     assert "hides" not in plans.plan_for(PRODUCT, H200, "cached").why
     write(Table(H200.to_dict(), digests(), (), OWN), gpu_tables.calibrated_path(H200))
@@ -147,7 +147,7 @@ def test_a_pinned_portfolio_says_that_it_hides_the_one_measured_here(there):
     assert why.endswith("; the pinned table hides the portfolio that was measured on this machine")
 
 
-def test_a_pinned_shortlist_hides_no_measured_portfolio(there, monkeypatch, tmp_path):
+def test_pinned_shortlist_hides_nothing(there, monkeypatch, tmp_path):
     there("portfolio")
     write(Table(H200.to_dict(), digests(), (), {}, OWN), tmp_path / "pinned.json")
     monkeypatch.setenv("TRITILE_TABLE", str(tmp_path / "pinned.json"))
@@ -156,7 +156,7 @@ def test_a_pinned_shortlist_hides_no_measured_portfolio(there, monkeypatch, tmp_
     assert f"measured on {H200.name}" in plan.why
 
 
-def test_a_pinned_table_of_predictions_is_refused(there, tmp_path):
+def test_pinned_predictions_refused(there, tmp_path):
     there("pin")
     path = tmp_path / "pinned.json"
     path.write_text(path.read_text().replace("{", '{"measured": false, ', 1))
@@ -165,14 +165,14 @@ def test_a_pinned_table_of_predictions_is_refused(there, tmp_path):
         plans.plan_for(PRODUCT, H200, "cached")
 
 
-def test_a_pinned_file_that_is_not_there_is_an_error(there, monkeypatch):
+def test_missing_pinned_file_is_error(there, monkeypatch):
     there("measured")
     monkeypatch.setenv("TRITILE_TABLE", "/no/such/file")
     with pytest.raises(InvalidValueError, match="/no/such/file"):
         plans.plan_for(PRODUCT, H200, "cached")
 
 
-def test_a_calibration_here_goes_before_what_ships(there):
+def test_calibration_before_shipped(there):
     there("nothing")
     path = gpu_tables.calibrated_path(H200)
     write(Table(H200.to_dict(), digests(), (), OWN), path)
@@ -195,7 +195,7 @@ def test_a_plan_is_remembered_until_forgotten(there):
     assert (found.source, found.config, found.us) == ("exact", MEASURED, 20.0)
 
 
-def test_a_problem_is_tuned_and_has_an_incumbent_once_an_answer_was_checked(there):
+def test_checked_answer_is_incumbent(there):
     """Quick looks of every family are not enough."""
     there("nothing")
     first, second = legal_configs(TURNED, H200, "tile")[:2]
@@ -229,7 +229,7 @@ def test_plan_of_host_tensors():
     assert (turned.source, turned.problem.itemsize) == ("host", 4)
 
 
-def test_plan_for_a_gpu_that_is_not_here(there):
+def test_plan_for_absent_gpu(there):
     there("nothing")
     x = torch.zeros(1024, 1024, dtype=torch.float64)
     for found in (tritile.plan(TURNED, device=H200), tritile.plan(tritile.transpose, x, 0, 1, device=H200)):
@@ -283,7 +283,7 @@ def test_plan_without_a_gpu():
         tritile.plan(PRODUCT)
 
 
-def test_a_problem_that_a_gpu_cannot_run_says_so():
+def test_impossible_problem_says_so():
     fp8 = replace(PRODUCT, dtype="float8_e4m3fn")
     with pytest.raises(tritile.errors.UnsupportedError, match=r"float8_e4m3fn.*8\.9"):
         tritile.plan(fp8, device=A100)

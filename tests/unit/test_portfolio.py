@@ -96,7 +96,7 @@ def members(count=6, problem=PRODUCT, device=H200):
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_a_class_takes_what_is_drawn_of_it_and_others(name):
+def test_class_takes_its_draws(name):
     for problem in drawn(name, 100, "a test"):
         assert class_of(problem) == name
     for changes in TAKEN.get(name, ()):
@@ -117,7 +117,7 @@ def test_what_no_class_serves(problem):
     assert plans.by_portfolio(problem, H200) is None
 
 
-def test_the_formula_is_the_same_of_numbers_and_of_tensors():
+def test_formula_of_numbers_and_tensors():
     problems = [*drawn("bf16_nn", 20, "x"), *drawn("unaligned_16bit", 20, "x")]
     for copies in (False, True):
         many = fit.facts_at(FORMULAS["matmul"], problems, H200, copies)
@@ -129,7 +129,7 @@ def test_the_formula_is_the_same_of_numbers_and_of_tensors():
             assert all(0 < us < 1e8 for us in one_by_one)
 
 
-def test_a_portfolio_ranks_what_is_legal_and_breaks_ties_in_its_order():
+def test_portfolio_ranks_legal():
     portfolio = members(20)
     blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 8}
     split = Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=64, SUBTILES=1)
@@ -177,7 +177,7 @@ def of_permutations():
 
 
 @pytest.mark.parametrize("made", [members, corrected, of_permutations])
-def test_a_portfolio_comes_back_from_json_and_is_of_its_class(made):
+def test_portfolio_from_json(made):
     portfolio = made()
     problem = PERMUTED.get(portfolio.name, PRODUCT)
     read = portfolio_of(portfolio.name, json.loads(json.dumps(portfolio.to_dict())))
@@ -187,7 +187,7 @@ def test_a_portfolio_comes_back_from_json_and_is_of_its_class(made):
         portfolio_of("bf16_nt" if made is of_permutations else "permute_4", portfolio.to_dict())
 
 
-def test_a_correction_changes_times_of_each_config_its_own_way():
+def test_correction_per_config():
     """Its units are 1 here, whatever the inputs: a config's factor follows from its weights alone."""
     (_, two), plain, made = LAYERS, members(), corrected().correction
     first = tuple((1.0, *(0.0 for _ in row[1:])) for row in made.first)
@@ -200,7 +200,7 @@ def test_a_correction_changes_times_of_each_config_its_own_way():
 
 
 @pytest.mark.parametrize("missed", [0.0, 0.3])
-def test_corrections_are_made_where_they_earn_their_keep(missed, monkeypatch):
+def test_corrections_earn_their_keep(missed, monkeypatch):
     monkeypatch.setattr(fit, "_BATCHES", 60)
     monkeypatch.setattr(fit, "_STEPS", 2)
     portfolio, rows = members(5), []
@@ -275,7 +275,7 @@ def test_a_table_keeps_its_portfolios(tmp_path):
         table.read(tmp_path / "gpu.json")
 
 
-def test_a_plan_says_what_was_predicted_and_how_good_that_is():
+def test_plan_says_prediction_quality():
     plan = plans.plan_for(replace(PRODUCT, m=779), H200, "cached")
     portfolio, *_ = gpu_tables.portfolio("bf16_nt", H200)
     (us, config), (second, _) = portfolio.ranked(plan.problem, H200, 2)
@@ -285,7 +285,7 @@ def test_a_plan_says_what_was_predicted_and_how_good_that_is():
     assert plans.plan_for(plan.problem, H200, "off").source == "model"
 
 
-def test_a_gpu_that_is_like_one_takes_its_table_and_another_does_not():
+def test_similar_gpu_takes_table():
     alike = replace(H200, name="NVIDIA H200 of a name of its own", memory_gbps=4400)
     plan = plans.plan_for(PRODUCT, alike, "cached")
     assert plan.source == "predicted"
@@ -298,7 +298,7 @@ def test_a_gpu_that_is_like_one_takes_its_table_and_another_does_not():
         assert plans.plan_for(PERMUTED["permute_2"], other, "cached").source == "model"
 
 
-def test_with_fewer_sms_predictions_serve_and_measurements_of_one_problem_do_not():
+def test_fewer_sms_predictions_only():
     alike = replace(H200, name="NVIDIA H200 of fewer SMs", processors=78)
     measured = next(
         entry.problem
@@ -329,7 +329,7 @@ def of_first(device):
     return table.Table(device.to_dict(), digests(), (), {"bf16_nt": own})
 
 
-def test_a_class_without_a_portfolio_is_planned_by_the_model(ship):
+def test_class_without_portfolio_modelled(ship):
     plan = plans.plan_for(PRODUCT, A100, "cached")
     assert (plan.source, plan.config) == ("model", pick(PRODUCT, A100))
     with pytest.raises(NotTunedError, match="no measurement covers"):
@@ -349,7 +349,7 @@ def test_a_class_without_a_portfolio_is_planned_by_the_model(ship):
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_what_serves_a_target_has_a_legal_pick(name):
+def test_target_has_legal_pick(name):
     problem = drawn(name, 1, "any")[0]
     served = {gpu for gpu, device in TARGETS.items() if gpu_tables.portfolio(name, device) is not None}
     hopper = {gpu for gpu, device in TARGETS.items() if device.nvidia == 90}
@@ -365,7 +365,7 @@ def test_what_serves_a_target_has_a_legal_pick(name):
             assert plan.config in portfolio.configs or plan.source == "table"
 
 
-def test_a_gpu_of_which_nothing_was_measured_is_told_of_once(ship, monkeypatch):
+def test_unmeasured_gpu_told_once(ship, monkeypatch):
     monkeypatch.setattr(ops_request, "_warned", set())
     monkeypatch.setattr(ops_request.devices, "gpu", lambda index: (A100, H200)[index])
 
@@ -386,7 +386,7 @@ def test_a_gpu_of_which_nothing_was_measured_is_told_of_once(ship, monkeypatch):
     assert told(1, PRODUCT, UNSERVED[2]) == ({"predicted", "model"}, [])  # some classes were measured
 
 
-def test_the_fewest_configs_that_are_together_fastest_are_chosen():
+def test_fewest_fastest_configs():
     nan = math.nan
     us = torch.tensor([[1.0, 2.0, 1.5, nan], [2.0, 1.0, 1.5, nan], [1.0, nan, 1.2, 9.0]], dtype=torch.float64)
     assert sorted(fit.chosen(us, 2)) == [0, 1]
@@ -394,7 +394,7 @@ def test_the_fewest_configs_that_are_together_fastest_are_chosen():
     assert sorted(fit.chosen(us, 9)) == [0, 1, 2, 3]
 
 
-def test_a_config_is_not_thought_fast_where_it_was_never_timed(monkeypatch):
+def test_untimed_config_not_fast(monkeypatch):
     monkeypatch.setattr(fit, "_BATCHES", 300)
     at = torch.linspace(-1, 1, 200, dtype=torch.float64)
     predicted = torch.full((200, 2), 100.0, dtype=torch.float64)
@@ -443,7 +443,7 @@ def test_constants_are_found_again():
 # --- The committed sweeps
 
 
-def test_what_ships_is_what_the_committed_sweeps_come_to(monkeypatch):
+def test_shipped_is_of_sweeps(monkeypatch):
     folder = portfolios.Path(portfolios.__file__).parent / "sweeps"
     paths = [*sorted(folder.glob("*.jsonl.gz")), *sorted(folder.glob("more/*.jsonl.gz"))]
     files = {path: portfolios.read(path, 0.0) for path in paths}
@@ -476,7 +476,7 @@ def test_what_ships_is_what_the_committed_sweeps_come_to(monkeypatch):
     assert all(row.torch_us > PARTS_AHEAD * min(row.times.values()) for row in parts)
 
 
-def test_no_plan_says_that_a_faster_one_comes_next():
+def test_no_faster_plan_next():
     """One that is dominated may be predicted to be faster: at the least sizes one is."""
     whys = [
         plans.by_portfolio(MatmulProblem(1, m, n, k, "int8", "int8"), target_device("nvidia-h200")).why

@@ -46,7 +46,7 @@ def unset(cuda_matmul):
 
 @pytest.mark.usefixtures("unset")
 @pytest.mark.parametrize("sizes", [LARGE, (1717, 8026, 8404), (64, 64, 64)])
-def test_products_are_made_of_parts_only_where_that_is_asked_for(sizes, monkeypatch):
+def test_parts_only_on_request(sizes, monkeypatch):
     a, b = operands(*sizes)
     found = tritile.plan("matmul", a, b, device=HOPPER)
     assert (precision_of(a, b), of_layer(), found.problem.precision) == ("ieee", "ieee", "ieee")
@@ -62,7 +62,8 @@ def test_products_are_made_of_parts_only_where_that_is_asked_for(sizes, monkeypa
 
 
 @pytest.mark.parametrize("named", ["ieee", "tf32"])
-def test_a_precision_that_is_named_goes_before_the_mode_and_that_before_torchs_setting(cuda_matmul, named):
+def test_named_precision_first(cuda_matmul, named):
+    """Before the mode, and that before torch's setting."""
     assert precision_of(*operands(*LARGE), named) == named
     cuda_matmul.fp32_precision = named
     assert precision_of(*operands(*LARGE)) == named
@@ -72,7 +73,7 @@ def test_a_precision_that_is_named_goes_before_the_mode_and_that_before_torchs_s
 
 
 @pytest.mark.usefixtures("unset")
-def test_products_without_parts_are_made_as_torch_is_set():
+def test_products_follow_torch_setting():
     with tritile.mode(fp32="fp16x3"):
         with tritile.batch_invariant():
             assert precision_of(*operands(*LARGE)) == "ieee"
@@ -92,7 +93,7 @@ def test_a_problem_says_the_same():
         assert numerics.unnamed(halves) is halves
 
 
-def test_every_precision_has_a_meaning_of_its_own():
+def test_precisions_have_meanings():
     for dtype, names in PRECISIONS_OF.items():
         assert len({meaning(name, dtype) for name in names}) == len(names)
         assert explained(names, dtype).count(": ") == len(names)
@@ -106,20 +107,20 @@ def test_every_precision_has_a_meaning_of_its_own():
         lambda x: tritile.grouped_matmul(x[None], x[None], precision="tf16"),
     ],
 )
-def test_an_unknown_precision_is_told_what_there_is(call):
+def test_unknown_precision_lists_choices(call):
     with pytest.raises(
         InvalidValueError, match=r"'tf16'.*: expected one of ieee, .* \(ieee: plain fp32; .*tf32: one"
     ):
         call(torch.ones(16, 16))
 
 
-def test_errors_in_words_are_those_of_the_bounds():
+def test_error_words_are_bounds():
     assert error_words("fp16x3", 4096, 90) == f"error within {error_bound(4096):.0e} of |a| |b|"
     assert error_words("fp16x3", 4096, 80) == "error near fp32's", "the bound is Hopper's"
     assert error_words("tf32", 4096, 80) == "error about 1e-03 of |a| |b|"
 
 
-def test_a_plan_says_what_its_precision_means():
+def test_plan_says_precision():
     plan = plans.plan_for(PROBLEM, HOPPER)
     assert repr(plan).endswith("\n  means   ieee: plain fp32; error at most torch's fp32")
     assert "error at most torch" in plan._repr_html_()
@@ -132,7 +133,7 @@ def test_a_plan_says_what_its_precision_means():
 ROOT = Path(tritile.__file__).parents[1]
 
 
-def test_where_fp16_parts_suit_torch_took_twice_as_long():
+def test_fp16x3_halves_torch_time():
     """By which `convert` exchanges layers in fp32."""
     found = []
     for file in (ROOT / "tuning/results").glob("*/fp32.jsonl"):

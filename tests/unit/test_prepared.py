@@ -43,7 +43,7 @@ def preparing(monkeypatch, fail):
 
 
 @pytest.mark.parametrize("by_torch", [False, True])
-def test_a_first_call_is_planned_once_and_ranks_nothing_beyond_its_plan(call, monkeypatch, by_torch):
+def test_first_call_planned_once(call, monkeypatch, by_torch):
     tried, planned, choose = preparing(monkeypatch, fail=0), [], plans._chosen
     monkeypatch.setattr(plans, "_chosen", lambda *given: planned.append(given) or choose(*given))
     monkeypatch.setattr(model, "screened", lambda *_: pytest.fail("the space was ranked for nothing"))
@@ -53,7 +53,7 @@ def test_a_first_call_is_planned_once_and_ranks_nothing_beyond_its_plan(call, mo
     assert found == plans.plan_for(call.problem, HOPPER).config
 
 
-def test_a_config_that_does_not_run_gives_way_to_the_models_next(call, monkeypatch):
+def test_failing_config_gives_way(call, monkeypatch):
     tried = preparing(monkeypatch, fail=3)
     assert ops_request.prepared(call) == tried[3]
     wanted = [plans.plan_for(call.problem, HOPPER).config]
@@ -61,7 +61,7 @@ def test_a_config_that_does_not_run_gives_way_to_the_models_next(call, monkeypat
     assert tried == wanted[:4]
 
 
-def test_where_none_runs_the_error_says_why(call, monkeypatch):
+def test_none_running_says_why(call, monkeypatch):
     tried = preparing(monkeypatch, fail=100)
     with pytest.raises(UnsupportedError, match="refused 1; refused 2; refused 3") as raised:
         ops_request.prepared(call)
@@ -75,7 +75,7 @@ def swaps(parameter):
 
 
 @pytest.mark.parametrize("fail", [1, 100], ids=["one", "all"])
-def test_configs_that_fail_keep_no_tensor_of_the_call(call, monkeypatch, uncollected, fail):
+def test_failing_configs_keep_no_tensor(call, monkeypatch, uncollected, fail):
     tried = []
 
     def prepare(call, config):
@@ -139,7 +139,7 @@ def test_a_programming_error_passes_at_once(call, monkeypatch, kind):
         DtypeError("of tritile's own checks"),
     ],
 )
-def test_what_a_compiler_refuses_costs_a_config_alone(call, monkeypatch, error):
+def test_compiler_refusal_costs_config(call, monkeypatch, error):
     kernel = failing(call, monkeypatch, error)
     with pytest.raises(UnsupportedError, match="no config runs") as raised:
         ops_request.prepared(call)

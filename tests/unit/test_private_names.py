@@ -101,7 +101,7 @@ def faults(source: str, in_kernel: bool = False) -> list[str]:
     return found
 
 
-def test_only_the_adapters_name_what_is_private():
+def test_only_adapters_name_private():
     for path in set(MODULES) - ADAPTERS:
         in_kernel = "families" in path.relative_to(PACKAGE).parts
         assert not faults(path.read_text(), in_kernel), path
@@ -141,7 +141,7 @@ def test_what_adapters_bind_is_there():
 
 
 @pytest.mark.parametrize("every", [7, later(1)])
-def test_without_any_one_name_what_does_not_need_it_works(every, tmp_path):
+def test_works_without_any_one_name(every, tmp_path):
     """Import, `matmul` and a kernel under the decorator; whatever needs the name says so."""
     script, folder = without_names.__file__, {"TRITILE_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
@@ -164,7 +164,7 @@ def test_without_any_one_name_what_does_not_need_it_works(every, tmp_path):
             assert result == "True" or (path in NEEDED[what] and re.match(says, result)), (path, what, result)
 
 
-def test_what_adapters_read_or_set_by_name_is_there():
+def test_adapter_names_exist():
     """What they would set in vain, or suppress, if it had been renamed."""
     decorators = (Path(torch.__file__).parent / "_dynamo" / "decorators.py").read_text()
     compiled, jitted = inspect.getsource(CompiledKernel), inspect.getsource(triton_private.JITFunction)
@@ -178,14 +178,14 @@ def test_what_adapters_read_or_set_by_name_is_there():
             assert re.search(rf"\b{re.escape(name)}\b", source), name
 
 
-def test_the_driver_takes_what_the_adapter_gives():
+def test_driver_takes_adapters_arguments():
     before, stand_in = vars(triton_private.driver)["_active"], object()
     with triton_private.driven_by(stand_in):
         assert triton_private.driver.active is stand_in
     assert vars(triton_private.driver)["_active"] is before
 
 
-def test_the_level_of_forward_derivatives_is_that_of_the_moment():
+def test_forward_level_of_the_moment():
     assert torch_private.forward_level() == -1
     with torch.autograd.forward_ad.dual_level():
         assert torch_private.forward_level() == 0

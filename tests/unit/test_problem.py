@@ -70,7 +70,7 @@ def test_short_rows_move_as_wider_words(row, words, itemsize):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_tiles_and_what_lies_side_by_side_in_them(seed):
+def test_tiles_and_adjacent_elements(seed):
     draw = random.Random(seed)
     shape = [draw.choice((2, 3, 4, 6, 8, 40)) for _ in range(draw.randint(1, 5))]
     problem = permuted(shape, draw.sample(range(len(shape)), len(shape)), draw.choice((1, 4, 8)))
@@ -91,7 +91,7 @@ def test_tiles_and_what_lies_side_by_side_in_them(seed):
         assert set(range(run)) <= places
 
 
-def test_an_output_without_strides_has_a_plane_all_the_same():
+def test_output_without_strides():
     problem = PermuteProblem((4, 4), (4, 1), (0, 0), 4)
     assert (problem.m * problem.n * problem.batch, problem.runs(16, 16)[1]) == (16, 1)
 
@@ -124,7 +124,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize("changes", FIELDS, ids=str)
-def test_a_problem_says_what_it_changes_and_leaves_out_defaults(changes):
+def test_problem_prints_changes_only(changes):
     problem = replace(PLAIN, **changes)
     assert problem_from_dict(problem_to_dict(problem)) == problem
     assert problem_key(problem) != problem_key(PLAIN)
@@ -146,7 +146,7 @@ def test_a_problem_says_what_it_changes_and_leaves_out_defaults(changes):
     ],
     ids=lambda problem: problem.label,
 )
-def test_groups_and_packed_weights_are_read_back_and_posed(problem):
+def test_groups_and_packed_read_back(problem):
     assert problem_from_dict(problem_to_dict(problem)) == problem
     if not getattr(problem, "scaled", False):  # which only torch computes
         assert call_for(problem).problem == problem
@@ -157,7 +157,7 @@ LAYOUTS = ("row", "column", "strided")
 
 @pytest.mark.parametrize("aligns", [(4, 8, 8), (8, 4, 8), (8, 8, 4)], ids=str)
 @pytest.mark.parametrize("layouts", list(itertools.product(LAYOUTS, repeat=3)), ids="-".join)
-def test_a_call_of_a_problem_has_it_and_no_element_lies_on_another(layouts, aligns):
+def test_call_of_problem_no_overlap(layouts, aligns):
     for problem in (
         MatmulProblem(2, 5, 3, 7, "float32", "float32", *layouts, *aligns, epilogue="bias=row gated silu"),
         GroupedProblem(2, 5, 3, 7, "float32", "float32", *layouts, *aligns),
@@ -236,7 +236,7 @@ def test_transposed_matrices_have_sizes(sizes):
         PermuteProblem.transposed(*sizes, 4)
 
 
-def test_epilogues_are_read_back_as_they_are_written():
+def test_epilogues_read_back():
     spreads, sides = ("", "one", "row", "column", "full"), ("scale_a", "scale_b", "bias", "residual")
     for *given, activation, weighted in itertools.product(
         spreads, spreads, spreads, spreads, ("", "relu", "gelu", "gelu_tanh", "silu"), ("", "weighted")
@@ -248,7 +248,7 @@ def test_epilogues_are_read_back_as_they_are_written():
         assert (epilogue.constants is None) == (text == "")
 
 
-def test_a_packed_weight_has_its_problem_and_bytes():
+def test_packed_weight_problem_and_bytes():
     ones = torch.ones(40, 130, dtype=torch.float16)
     weight = tritile.quantize(ones, bits=8, group_size=32, zero_points=True)
     x, out = torch.ones(3, 130, dtype=torch.float16), torch.empty(3, 40, dtype=torch.float16)
@@ -305,10 +305,10 @@ def test_shapes_that_nobody_means(text, op, words):
     ],
     ids=str,
 )
-def test_a_config_prints_as_what_makes_it(config):
+def test_config_prints_constructor(config):
     assert eval(repr(config)) == config
 
 
-def test_a_device_prints_in_a_few_words():
+def test_device_prints_briefly():
     assert repr(target_device("h200")) == "Device('NVIDIA H200', sm_90, 132 SMs)"
     assert repr(target_device("mi300x")) == "Device('AMD Instinct MI300X', gfx942, 304 compute units)"

@@ -6,18 +6,18 @@ import public_winners as pw
 from tritile.core.device import TARGETS
 
 
-def test_the_page_is_what_the_command_writes():
+def test_other_gpus_page_is_written():
     assert pw.PAGE.read_text() == pw.page()
 
 
-def test_the_scores_are_of_the_committed_winners():
+def test_scores_of_committed_winners():
     published = pw.winners()
     scores = json.loads(pw.SCORES.read_text())
     sizes = [(line["gpu"], line["m"], line["n"], line["k"]) for line in scores]
     assert sizes == [(gpu, *at) for gpu, own in published.items() for at in own]
 
 
-def test_the_winners_name_their_source_and_licence():
+def test_winners_name_source_licence():
     data = json.loads(pw.WINNERS.read_text())
     assert data["licence"] == "Apache-2.0"
     assert "vllm-project/vllm" in data["source"]

@@ -74,7 +74,7 @@ def test_scales_are_the_least_that_reach(bits, group, zeros):
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("dtype", HALF, ids=name)
-def test_zeros_and_numbers_below_the_least_normal_one(dtype, bits, zeros):
+def test_zeros_and_subnormals(dtype, bits, zeros):
     words = {"bits": bits, "group_size": 32, "zero_points": zeros}
     original = torch.zeros(5, 96, dtype=dtype)
     original[2, 40] = 1.0
@@ -107,7 +107,7 @@ def test_where_a_number_lies(bits):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_parts_of_many_rows_and_strides_do_not_matter(bits, monkeypatch):
+def test_many_rows_and_strides(bits, monkeypatch):
     original, words = values((200, 70), torch.bfloat16).t(), {"bits": bits, "group_size": 64}
     whole = tritile.quantize(original, zero_points=True, **words)
     monkeypatch.setattr("tritile.ops.quantize._AT_ONCE", 16 * 200)
@@ -213,7 +213,7 @@ def test_a_result_names_its_case(tmp_path):
     assert (row.layout, row.worst_label, row.geomean) == ("int4/128", "1x4096x4096", 2.5)
 
 
-def test_a_product_with_one_is_not_explained():
+def test_product_with_weight_not_explained():
     with pytest.raises(UnsupportedError, match="expected a product or permutation of plain tensors"):
         tritile.explain(PROBLEM, device=H200)
 

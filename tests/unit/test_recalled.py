@@ -85,7 +85,7 @@ RECALLED = {
 
 
 @pytest.mark.parametrize("name", RECALLED)
-def test_what_is_recalled_runs_where_the_pruning_leaves_it(name):
+def test_recalled_where_pruning_leaves_it(name):
     tuned_at, bucket, mode, other, n, block = RECALLED[name]
     run(*decorated(bucket=bucket), tuned_at)
     kernel, bench = decorated(**other, bucket=bucket, mode=mode)
@@ -106,7 +106,7 @@ def table_of(kernel, path):
     return path
 
 
-def test_a_shipped_tables_config_is_checked_like_any_other(tmp_path, monkeypatch):
+def test_shipped_config_is_checked(tmp_path, monkeypatch):
     kernel, bench = decorated()
     run(kernel, bench, 64)
     path = table_of(kernel, tmp_path / "kernels.json")
@@ -179,7 +179,7 @@ def test_no_forbidden_config_is_launched(data, tmp_path_factory):
                 tritile.forget()
 
 
-def test_a_recalled_config_is_looked_up_without_reading_all_trials(monkeypatch):
+def test_recall_without_reading_all(monkeypatch):
     kernel, bench = decorated()
     for n in range(64, 64 * 13, 64):
         run(kernel, bench, n)

@@ -62,7 +62,7 @@ def printed(lines, show=print_results):
     return console.file.getvalue()
 
 
-def test_a_line_of_a_product_and_one_of_a_permutation():
+def test_product_and_permutation_lines():
     found = line(
         "8x1000x500x200", us=10.0, measured={"others_us": {"inductor": 5.0}}, layout="NT", suite="given"
     )
@@ -80,7 +80,7 @@ def test_a_line_of_a_product_and_one_of_a_permutation():
     assert not {"m", "n", "k", "batch", "tflops"} & set(found)
 
 
-def test_every_side_of_a_line_comes_back_and_older_lines_lack_some(tmp_path):
+def test_sides_come_back(tmp_path):
     sides = {
         "torch_call": "matmul", "torch_calls": {"matmul": 20.0, "torch.compile": 21.0},
         "spreads": {"torch": 0.0}, "samples": 40, "launches": 3,
@@ -103,7 +103,7 @@ def test_every_side_of_a_line_comes_back_and_older_lines_lack_some(tmp_path):
     assert case_of(found) == fused
 
 
-def test_a_truncated_last_line_costs_only_itself(tmp_path):
+def test_truncated_last_line(tmp_path):
     path, messages = tmp_path / "square.jsonl", []
     lines = [line(f"{size}x64x64") for size in (64, 128, 256)]
     append(path, lines[:2])
@@ -125,7 +125,7 @@ def test_a_truncated_last_line_costs_only_itself(tmp_path):
     ],
     ids=str,
 )  # fmt: skip
-def test_lines_that_are_no_results_are_skipped(tmp_path, changes):
+def test_foreign_lines_skipped(tmp_path, changes):
     path, messages = tmp_path / "square.jsonl", []
     path.write_text(json.dumps(line() | changes) + "\n" + json.dumps(line()) + "\n")
     assert read(path, messages.append) == [line()]
@@ -142,7 +142,7 @@ def test_garbage_is_skipped(tmp_path):
     assert "5 of 9 lines skipped" in told[0]
 
 
-def test_the_last_result_of_each_case_and_gpu_counts():
+def test_last_result_counts():
     first, again, other = line(ratio=0.5), line(ratio=3.0), line("128x64x64")
     elsewhere = line(env={"gpu": "Other"})
     assert of_cases([first, HOST, other, again, elsewhere]) == [again, other, elsewhere]
@@ -162,7 +162,7 @@ def test_summary():
     assert (rows[2].geomean, rows[2].worst_label, rows[2].behind) == (pytest.approx(1.25), "1000x2000", 0)
 
 
-def test_times_are_summed_and_what_was_drawn_by_time_is_left_out_of_the_mean():
+def test_times_summed_draws_left_out():
     """100 us of torch's in each: tritile's 50 and 200, and 125 drawn by time."""
     lines = [line("64x64x64", 2.0, 50.0), line("128x64x32", 0.5, 200.0)]
     lines.append(line("256x64x64", 0.8, 125.0, env={"drawn": "by time"}))
@@ -173,7 +173,7 @@ def test_times_are_summed_and_what_was_drawn_by_time_is_left_out_of_the_mean():
     assert alone.geomean == pytest.approx(0.8)
 
 
-def test_a_baseline_counts_where_it_was_measured_and_a_later_run_without_it_changes_nothing():
+def test_baseline_where_measured():
     by_inductor = {"others_us": {"inductor": 50.0}}
     lines = [
         line(measured=by_inductor),
@@ -214,7 +214,7 @@ REPORTED = [
 ]
 
 
-def test_rows_of_a_report_are_the_last_results_of_a_gpu_one_for_each_baseline():
+def test_report_rows_are_last_results():
     rows = report.rows_of(REPORTED, "NVIDIA H200")
     names = ("problem", "baseline", "ratio", "band", "layout")
     assert [tuple(row[name] for name in names) for row in rows] == [
@@ -226,7 +226,7 @@ def test_rows_of_a_report_are_the_last_results_of_a_gpu_one_for_each_baseline():
     assert rows[1]["baseline_us"] == 150.0
 
 
-def test_the_command_writes_a_page_and_a_picture(tmp_path):
+def test_command_writes_page_and_picture(tmp_path):
     append(tmp_path / "gpu" / "square.jsonl", REPORTED)
     with (tmp_path / "gpu" / "square.jsonl").open("a") as file:
         file.write(json.dumps(REPORTED[0] | {"tritile_us": -1}) + "\n")

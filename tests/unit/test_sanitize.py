@@ -43,7 +43,7 @@ def said(monkeypatch, code, report):
 
 
 @pytest.mark.parametrize("moved", ["read", "first", "second", None])
-def test_only_races_of_the_dispatch_alone_are_left_out(moved, tmp_path, monkeypatch, capsys):
+def test_only_dispatch_races_left_out(moved, tmp_path, monkeypatch, capsys):
     *_, first, last = sorted(line for *_, line in sanitize.dispatch())
     at = {"read": first, "first": first, "second": last}
     if moved:
@@ -53,7 +53,7 @@ def test_only_races_of_the_dispatch_alone_are_left_out(moved, tmp_path, monkeypa
     assert ("FOUND" in capsys.readouterr().out) == (moved is not None)
 
 
-def test_the_dispatch_is_the_head_of_the_kernel_and_the_start_of_its_warps():
+def test_dispatch_is_kernel_head():
     source = sanitize.KERNEL.read_text().splitlines()
     lines = [source[line - 1] for _, _, line in sorted(sanitize.dispatch())]
     assert FAMILIES["matmul"]["warpgroups"].kernel.jitted.__name__ == sanitize.NAME
@@ -65,6 +65,6 @@ def test_the_dispatch_is_the_head_of_the_kernel_and_the_start_of_its_warps():
 @pytest.mark.parametrize(
     ("code", "report"), [(0, ""), (sanitize.FOUND, "RACECHECK SUMMARY: 1 hazard displayed")]
 )
-def test_a_report_that_cannot_be_read_counts_as_found(code, report, tmp_path, monkeypatch):
+def test_unreadable_report_counts(code, report, tmp_path, monkeypatch):
     said(monkeypatch, code, report)
     assert not sanitize.checked("warpgroups", "racecheck", tmp_path)

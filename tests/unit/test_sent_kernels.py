@@ -151,8 +151,9 @@ def compiled_here(kernel):
     return hashlib.sha256(ptx.encode()).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("future", ["", "from __future__ import annotations\n"], ids=["now", "future"])
-def test_kernels_compile_elsewhere_as_they_do_here(tmp_path, monkeypatch, future):
+def test_kernels_compile_elsewhere_alike(tmp_path, monkeypatch, future):
     name = f"drawn_kernels_{len(future)}"
     (tmp_path / "drawn_values").mkdir()
     (tmp_path / "drawn_values" / "__init__.py").write_text("")

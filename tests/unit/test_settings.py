@@ -51,7 +51,7 @@ def test_a_wrong_choice(choose, words):
         ("TRITILE_FP32", "ieee", FP32),
     ],
 )
-def test_a_wrong_variable_is_told_of_by_every_call(monkeypatch, variable, value, words):
+def test_wrong_variable_told_each_call(monkeypatch, variable, value, words):
     monkeypatch.setenv(variable, value)
     for call in (
         lambda: tritile.matmul(X, X),
@@ -62,7 +62,7 @@ def test_a_wrong_variable_is_told_of_by_every_call(monkeypatch, variable, value,
             call()
 
 
-def test_the_innermost_choice_wins_and_is_of_its_thread(monkeypatch):
+def test_innermost_choice_wins(monkeypatch):
     assert rules() == Rules("cached", False, False, "torch")  # the backends are those of tests/conftest.py
     monkeypatch.setenv("TRITILE_MODE", "off")
     monkeypatch.setenv("TRITILE_BATCH_INVARIANT", "1")
@@ -105,7 +105,7 @@ def test_cache_directory(monkeypatch, tmp_path):
     assert cache_dir().name == "tritile"
 
 
-def test_a_cache_folder_in_the_home_of_nobody_breaks_no_call(monkeypatch, request):
+def test_unusable_home_breaks_nothing(monkeypatch, request):
     settings._folder.cache_clear()
     request.addfinalizer(settings._folder.cache_clear)
     monkeypatch.setenv("TRITILE_CACHE_DIR", "~nosuchuser/cache")
@@ -142,7 +142,7 @@ print(text)
 
 
 @pytest.mark.parametrize(("home", "cache"), [(None, None), ("", "relative")])
-def test_a_user_without_a_home_folder_gets_a_temporary_one(home, cache, tmp_path):
+def test_no_home_temporary_folder(home, cache, tmp_path):
     environment = os.environ | {"TMPDIR": str(tmp_path), "COLUMNS": "300"}
     for name, value in (("HOME", home), ("XDG_CACHE_HOME", cache), ("TRITILE_CACHE_DIR", None)):
         environment.pop(name, None)
@@ -170,7 +170,7 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("how", TAKEN)
-def test_a_temporary_folder_that_others_can_write_to_is_not_trusted(how, tmp_path, monkeypatch):
+def test_writable_temporary_not_trusted(how, tmp_path, monkeypatch):
     if how == "another's" and os.geteuid() != 0:
         pytest.skip("only root can make another user's folder")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -184,7 +184,7 @@ def test_a_temporary_folder_that_others_can_write_to_is_not_trusted(how, tmp_pat
     assert found.stat().st_mode & 0o777 == 0o700
 
 
-def test_without_any_folder_to_write_to_calls_go_on(monkeypatch):
+def test_no_folder_calls_go_on(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
     monkeypatch.setenv("TRITILE_CACHE_DIR", "~nosuchuser/cache")
     settings._folder.cache_clear()
@@ -198,7 +198,8 @@ def test_without_any_folder_to_write_to_calls_go_on(monkeypatch):
     ("choose", "name"),
     [(lambda: tritile.mode("tune"), "mode"), (tritile.batch_invariant, "batch_invariant")],
 )
-def test_a_statement_that_sets_nothing_warns_and_a_with_and_a_decorator_do_not(choose, name, recwarn):
+def test_bare_statement_warns(choose, name, recwarn):
+    """It sets nothing; `with` and a decorator do not warn."""
     before = rules()
     with pytest.warns(UserWarning, match=rf"tritile\.{name}\(\.\.\.\) changed nothing: write `with") as told:
         choose()
@@ -213,7 +214,7 @@ def test_a_statement_that_sets_nothing_warns_and_a_with_and_a_decorator_do_not(c
 
 
 @pytest.mark.filterwarnings("error:.*changed nothing")
-def test_a_with_inside_torch_compile_counts_and_nothing_fails_as_it_goes(monkeypatch):
+def test_with_inside_torch_compile(monkeypatch):
     inside, failures = [], []
     monkeypatch.setattr(sys, "unraisablehook", failures.append)
 

@@ -148,13 +148,13 @@ def test_what_parallel_layers_need_is_there():
 
 
 @pytest.mark.parametrize("name", ["scaled_matmul", "grouped_matmul", "linear_quantized"])
-def test_operators_without_a_rule_have_whole_tensors(name):
+def test_unruled_operators_whole_tensors(name):
     a = whole(4, 6)
     rules = sharding.RULES[name](a, a, a, None, a, bias=None)
     assert rules == [([Replicate()], [Replicate()] * 4)]
 
 
-def test_words_tell_calls_of_sharded_tensors_apart():
+def test_keywords_tell_sharded_calls_apart():
     """Torch keeps what it found for a call: types of results, that words ask for, are a part of it."""
     known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
     sharding.register()

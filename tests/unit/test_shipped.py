@@ -84,7 +84,7 @@ def entry(size, us=1.0):
 # --- tritile export --kernel ---
 
 
-def test_a_library_ships_what_its_author_tuned(tmp_path, monkeypatch):
+def test_library_ships_tuned(tmp_path, monkeypatch):
     kernel, bench = decorated()
     assert call(kernel, bench) == 32
     monkeypatch.setattr("tritile.cli.remembered.device_of", lambda target: HOST)
@@ -105,7 +105,7 @@ def test_a_library_ships_what_its_author_tuned(tmp_path, monkeypatch):
         call(kernel, bench)
 
 
-def test_the_best_that_works_of_each_problem_is_written(tmp_path, monkeypatch):
+def test_best_working_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     remember(size=16, us=5.0)
     remember(size=32, us=4.0)
@@ -119,7 +119,7 @@ def test_the_best_that_works_of_each_problem_is_written(tmp_path, monkeypatch):
     assert list(read(tmp_path / "kernels.json").entries) == ["NVIDIA H200 90"]
 
 
-def test_problems_that_python_takes_for_equal_are_each_written(tmp_path):
+def test_equal_problems_each_written(tmp_path):
     sizes = {"int": (1, 16), "float": (1.0, 32), "bool": (True, 64)}
     for n, size in sizes.values():
         remember(n=n, size=size)
@@ -130,7 +130,7 @@ def test_problems_that_python_takes_for_equal_are_each_written(tmp_path):
         assert found.find(H200, "new", problem(n)).config == block(size), name
 
 
-def test_of_several_sources_the_one_measured_last_is_written(tmp_path):
+def test_latest_source_is_written(tmp_path):
     remember(digest="newer", size=32, day=9)
     remember(digest="older", size=16, day=2)
     remember(digest="older", size=64, n=128, day=3)
@@ -143,13 +143,13 @@ def test_of_several_sources_the_one_measured_last_is_written(tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"triton": "3.0.0"}, {"compiler": "12.0"}, {"processors": 7}])
-def test_what_was_measured_in_another_environment_is_not_written(change, tmp_path):
+def test_other_environment_not_written(change, tmp_path):
     Store(H200.__class__(**H200.to_dict() | change), tmp_path).add("new", Trial(problem(), block(16), 1.0))
     told = refused("export", "--kernel", "softmax", "--output", tmp_path / "t.json", *TO_H200, status=1)
     assert told == 'nothing is remembered of softmax on NVIDIA H200: call it once in mode "tune"'
 
 
-def test_a_table_that_is_there_is_completed(tmp_path):
+def test_existing_table_completed(tmp_path):
     path, a100 = tmp_path / "t.json", target_device("sm_80")
     table = KernelTable(path, {})
     table.add(a100, "new", [Trial(problem(), block(64), 9.0)])
@@ -181,7 +181,7 @@ def test_another_file_is_left_untouched(text, tmp_path):
     assert path.read_text() == text
 
 
-def test_what_is_not_remembered_or_cannot_be_written_is_refused_in_words(tmp_path, monkeypatch):
+def test_unexportable_is_refused(tmp_path, monkeypatch):
     remember()
     remember(kernel="layer_norm", digest="other")
     path = tmp_path / "t.json"
@@ -215,7 +215,7 @@ BAD = {  # other forms of problems, configs and numbers: in test_table
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_entry_is_left_out_with_one_warning(name, tmp_path):
+def test_bad_entry_warns_once(name, tmp_path):
     text, value = BAD[name]
     text = text.replace('"dtypes":[]', '"dtypes":[["out_ptr","float32"],["used_ptr","int32"]]')
     kernel, bench = decorated()
@@ -244,7 +244,7 @@ WHOLE = {  # other files that are no JSON: in test_table
 
 @pytest.mark.parametrize("how", ["table", "TRITILE_TABLE"])
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_bad_file_is_left_out_with_one_warning(name, how, tmp_path, monkeypatch):
+def test_bad_file_warns_once(name, how, tmp_path, monkeypatch):
     path, text = tmp_path / "t.json", WHOLE[name]
     if text is not None:
         path.write_text(text)
@@ -261,7 +261,7 @@ def test_a_bad_file_is_left_out_with_one_warning(name, how, tmp_path, monkeypatc
     assert message.count("t.json") == 1
 
 
-def test_a_table_of_operations_that_is_pinned_is_none_of_kernels(monkeypatch):
+def test_pinned_operations_no_kernels(monkeypatch):
     path = Path(tritile.__file__).parent / "tables" / "nvidia-h200.json"
     monkeypatch.setenv("TRITILE_TABLE", str(path))
     kernel, bench = decorated(mode="cached")
@@ -270,7 +270,7 @@ def test_a_table_of_operations_that_is_pinned_is_none_of_kernels(monkeypatch):
         assert call(kernel, bench, 64) == 16
 
 
-def test_a_file_that_took_anothers_place_is_read(tmp_path):
+def test_replaced_file_is_read(tmp_path):
     """Also where its size and time are the same, as of files that an installer unpacks."""
     kernel, bench = decorated()
     text = problem_key(kernel.problem((torch.zeros(1), bench.used, 64), {}))

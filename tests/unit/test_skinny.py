@@ -91,7 +91,7 @@ def test_others_have_none(name, change):
 
 
 @by_family
-def test_what_no_config_may_do_is_said(name):
+def test_impossible_configs_say_why(name):
     problem = POSED[name][0]
     config = own(name, problem)[0]
     assert "asynchronous" in illegal(config, problem, replace(H200, arch=75))
@@ -107,7 +107,7 @@ def test_what_no_config_may_do_is_said(name):
 
 
 @by_family
-def test_an_odd_weight_runs_by_it_and_says_why(name):
+def test_odd_weight_runs_skinny(name):
     problem = POSED[name][1]
     plan = plans.plan_for(problem, H200, "cached")
     assert plan.config.family == name
@@ -118,7 +118,8 @@ def test_an_odd_weight_runs_by_it_and_says_why(name):
     assert strict.config.family != name
 
 
-def test_off_asks_the_model_and_mode_tune_races_two_beside_the_portfolios():
+def test_off_and_tune_modes():
+    """Off asks the model; mode tune also races two skinny configs."""
     off = plans.plan_for(ODD, H200, "off")
     assert (off.config, off.source) == (model.pick(ODD, H200), "model")
     assert off.config.family == family_k.NAME
@@ -129,7 +130,7 @@ def test_off_asks_the_model_and_mode_tune_races_two_beside_the_portfolios():
 
 
 @pytest.mark.parametrize("name", [family_k.NAME, family_n.NAME])
-def test_few_columns_count_as_the_transpose_does(name):
+def test_few_columns_as_transpose(name):
     row, _, column = POSED[name]
     config = own(name, column)[0]
     assert config in own(name, row)
@@ -139,7 +140,7 @@ def test_few_columns_count_as_the_transpose_does(name):
 
 
 @pytest.mark.parametrize("processors", [20, 132])
-def test_programs_that_share_k_fill_the_gpu_and_run_at_once(processors):
+def test_shared_k_fills_gpu(processors):
     device = replace(H200, processors=processors)
     for m, n, k in itertools.product((1, 2, 8), (64, 2713, 60000), (64, 1000, 30000)):
         problem = sized(family_n.NAME, m, n, k)
@@ -162,7 +163,7 @@ def test_programs_that_share_k_fill_the_gpu_and_run_at_once(processors):
                 assert k / config["BLOCK_K"] > config["SPLIT_K"]
 
 
-def test_parts_and_their_sum_count_as_traffic():
+def test_parts_count_as_traffic():
     config = own(family_n.NAME, ODD_N)[0]
     shared = family_n.parts(config, ODD_N, H200.processors)
     assert shared > 1

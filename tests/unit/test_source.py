@@ -168,13 +168,13 @@ def test_an_edit_changes_the_digest(package, old, new):
     ],
     ids=["lines above", "another module", "shadowed", "not read", "tuned", "lines between"],
 )
-def test_what_changes_no_kernel_keeps_the_digest(package, changes):
+def test_harmless_edits_keep_digest(package, changes):
     module = MODULE.replace("{package}.inner.helper", "helper")  # else the source names its package
     module = module.replace("import {package}.inner", "from {package}.inner import helper")
     assert source_hash(package(module=module, **changes)) == source_hash(package(module=module))
 
 
-def test_functions_that_call_themselves_or_each_other(package):
+def test_recursive_functions(package):
     def even(n):
         return n == 0 or odd(n - 1)
 
@@ -200,7 +200,7 @@ def test_functions_that_call_themselves_or_each_other(package):
         ("TRITON_CACHE_DIR", "elsewhere", False),
     ],
 )
-def test_variables_count_if_they_change_what_is_compiled(package, monkeypatch, variable, value, counts):
+def test_compiled_variables_count(package, monkeypatch, variable, value, counts):
     kernel = package()
     plain = source_hash(kernel)
     monkeypatch.setenv(variable, value)
@@ -227,7 +227,7 @@ def interpret(folder, answers):
     answers.put(source_hash(importlib.import_module("digested.kernels").kernel))
 
 
-def test_digests_of_another_process_that_hashes_text_otherwise_and_interprets(package, tmp_path, server):
+def test_digests_across_processes(package, tmp_path, server):
     module = MODULE.replace('lambda a: a["n"] % 4 == 0', 'lambda a: a["n"] in {{"a", "b", "c", "d", "e", 4}}')
     plain, digest = source_hash(package()), source_hash(package(module=module))
     answers = server.SimpleQueue()
@@ -242,7 +242,7 @@ MEASURED = sorted((Path(tritile.__file__).parent / "tables").glob("nvidia-*.json
 
 
 @pytest.mark.parametrize("file", MEASURED, ids=lambda file: file.stem)
-def test_shipped_portfolios_are_of_the_kernels_as_they_are(file):
+def test_shipped_portfolios_current(file):
     read = table.read(file)
     assert read.portfolios
     assert read.current_portfolios() == read.portfolios

@@ -86,28 +86,28 @@ def test_legal_configs_pass(config, problem, device):
 
 
 @pytest.mark.parametrize(("k", "spills"), [(8191, True), (8192, False)])
-def test_rows_that_end_amid_a_word_are_loaded_by_elements(k, spills):
+def test_rows_amid_words_by_elements(k, spills):
     """A single row starts on 16 bytes whatever its length. Compiled, these loads spill 17 kB a thread."""
     dot = MatmulProblem(1, 1, 1, k, "int8", "int32", b_layout="column")
     assert bool(illegal(tile(m=16, n=64, k=256, warps=2), dot, HOPPER)) == spills
 
 
 @pytest.mark.parametrize("align", [2, 4])
-def test_deep_pipelines_are_for_copies_of_4_bytes_or_more(align):
+def test_deep_pipelines_need_4_bytes(align):
     """Shorter ones are not asynchronous, and of several stages hold nothing in flight."""
     ragged = replace(SQUARE, a_align=align)
     deep = [config for config in legal_configs(ragged, SMALL, "tile") if config.num_stages > 3]
     assert bool(deep) == (align >= 4)
 
 
-def test_parts_of_k_may_be_one_block_each():
+def test_parts_of_one_block():
     shared = tma(64, 64, 64, 4, 4, split=4)
     assert illegal(shared, replace(SQUARE, k=256), HOPPER) is None
     assert "without a block of K = 255" in illegal(shared, replace(SQUARE, k=255), HOPPER)
 
 
 @pytest.mark.parametrize("family", ["descriptor", "warpgroups"])
-def test_results_wider_than_operands_take_more_shared_memory(family):
+def test_wide_results_take_shared_memory(family):
     """As sums of 16-bit operands do that are stored in fp32, through shared memory."""
     wide = replace(SQUARE, m=4096, n=4096, out_dtype="float32")
     configs = FAMILIES["matmul"][family].configs
@@ -140,7 +140,7 @@ PARTS = replace(FP32, precision="fp16x3").core
     ],
     ids=str,
 )
-def test_how_much_of_k_tensor_cores_may_sum(problem, device, blocks, most):
+def test_k_that_tensor_cores_sum(problem, device, blocks, most):
     """Hopper's truncate sums of fp8; those of parts of fp32 are promoted on every GPU."""
     for k in (32, 64, 128, 256):
         late = f"BLOCK_K = {k}: a sum of {most} is precise" if most is not None and k > most else None
@@ -152,7 +152,7 @@ def test_how_much_of_k_tensor_cores_may_sum(problem, device, blocks, most):
             assert reason == late if late else "is precise" not in (reason or "")
 
 
-def test_a_geforce_sums_in_fp32_at_half_the_rate():
+def test_geforce_fp32_half_rate():
     geforce = TARGETS["nvidia-geforce-rtx-4090"]
     other = replace(geforce, name="NVIDIA RTX 6000 Ada Generation")
     whole = {"int8", "float64"}
@@ -266,5 +266,5 @@ def test_every_product_has_a_legal_config(dtype, precision, gpu):
 
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("made", [groups, packed, permutations])
-def test_every_other_operation_has_a_legal_config(made, gpu):
+def test_other_operations_have_legal_configs(made, gpu):
     assert_each_has_a_config(made(), target_device(gpu))

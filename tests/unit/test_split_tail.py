@@ -23,7 +23,7 @@ DEEP = MatmulProblem(1, 1011, 576, 22528, "bfloat16", "bfloat16")
 OWN = split(128, 128, 2, 6)
 
 
-def test_tiles_that_fill_all_processors_are_whole_and_the_rest_is_split():
+def test_full_waves_whole_rest_split():
     assert tail_of(264, 100, 132) == (132, 264, 0, 1)
     assert tail_of(800, 80, 132) == (132, 792, 8, 16)
     assert tail_of(40, 352, 132) == (120, 0, 40, 3)
@@ -32,7 +32,7 @@ def test_tiles_that_fill_all_processors_are_whole_and_the_rest_is_split():
     assert tail_of(1, 9, 132) == (2, 0, 1, 2)  # of four turns at the least
 
 
-def test_every_turn_of_every_tile_is_made_once_whatever_the_sizes():
+def test_turns_of_tiles_made_once():
     """As the kernel shares them out: whole tiles in waves, then part `me // rest` of tile `me % rest`."""
     dice = random.Random(0)
     for _ in range(300):
@@ -47,14 +47,14 @@ def test_every_turn_of_every_tile_is_made_once_whatever_the_sizes():
         assert done == dict.fromkeys(range(made), turns)
 
 
-def test_a_call_has_room_for_all_parts_and_a_counter_for_each_tile_and_consumer():
+def test_room_and_counters_of_parts():
     work = work_of(call_for(DEEP), OWN, 132, True)
     assert work.steps[-1].grid == (120, 1, 1)
     assert work.scratch["parts"].elements == 120 * 128 * 128
     assert work.counters == 40 * 2
 
 
-def test_parts_save_most_of_a_wave_that_is_hardly_begun():
+def test_parts_save_part_waves():
     whole = split(128, 128, 2, 6).derived(pair for pair in OWN.kwargs if pair[0] != "SPLIT_TAIL")
     assert model.predict_us(OWN, DEEP, H200) < 0.6 * model.predict_us(whole, DEEP, H200)
 
@@ -123,7 +123,7 @@ def share_of(monkeypatch):
 
 
 @pytest.mark.parametrize("polls", [(1,), (1, 2, 10**9), (10**9,)], ids=["few", "some", "many"])
-def test_every_group_of_rows_is_summed_once_all_parts_are_there(share_of, polls):
+def test_groups_of_rows_summed_once(share_of, polls):
     """Whoever comes last, waits or gives up; and the counter is as the next launch wants it."""
     dice = random.Random(0)
     for _ in range(20):

@@ -79,12 +79,12 @@ def store(tmp_path):
 # --- What is remembered ---
 
 
-def test_nothing_is_opened_or_created_by_looking(store):
+def test_looking_creates_nothing(store):
     assert store.trials(KERNEL, PROBLEM) == store.bests(KERNEL, "matmul") == store.all_trials() == []
     assert not store.path.parent.exists()
 
 
-def test_a_device_has_a_store_in_the_cache_directory_in_force(tmp_path, monkeypatch):
+def test_store_in_cache_directory(tmp_path, monkeypatch):
     assert store_of(DEVICE).path == tmp_path / "nvidia-h200.sqlite3"
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "elsewhere"))
     assert store_of(DEVICE).path.parent == tmp_path / "elsewhere"
@@ -138,7 +138,8 @@ def test_every_field_of_the_environment_counts(store, field):
     assert store.best(KERNEL, PROBLEM) == trial()
 
 
-def test_kernel_problem_and_op_count_and_the_makers_figures_do_not(store):
+def test_what_a_store_is_keyed_by(store):
+    """Kernel, problem and operation; clocks and bandwidth of the device do not count."""
     store.add(KERNEL, trial())
     assert store.bests("another", "matmul") == store.bests(KERNEL, "transpose") == []
     for changes in ({}, {"m": 8}, {"a_align": 8}, {"b_layout": "column"}):
@@ -148,7 +149,7 @@ def test_kernel_problem_and_op_count_and_the_makers_figures_do_not(store):
     assert slower.best(KERNEL, PROBLEM) == trial()
 
 
-def test_the_best_of_each_problem_are_checked_then_fast(store):
+def test_best_checked_then_fast(store):
     in_order = [
         trial(3.0, 4, error=0.1),
         trial(3.0, 1, error=0.0),
@@ -168,7 +169,7 @@ def test_the_best_of_each_problem_are_checked_then_fast(store):
 
 
 @pytest.mark.parametrize("us", [float("nan"), float("inf"), -1.0, 0.0, float("-inf"), 1e300, -(10**400)])
-def test_a_time_that_is_none_is_a_failure(store, us):
+def test_no_time_is_failure(store, us):
     store.add(KERNEL, trial(us))
     store.add(KERNEL, trial(7.0, 1), trial(1.0, 2, failure="wrong answer"))
     store.add(KERNEL, trial(0.5, 3, error=abs(us) if us != us else float("inf")))
@@ -181,7 +182,7 @@ def test_a_time_that_is_none_is_a_failure(store, us):
 @pytest.mark.parametrize(
     "changes", [{"registers": 2**70}, {"measured_utc": "soon"}, {"us": None}, {"spills": -1}]
 )
-def test_what_cannot_be_remembered_is_dropped_with_one_warning(store, changes):
+def test_unstorable_warns_once(store, changes):
     with one_warning("cannot be remembered"):
         store.add(KERNEL, trial(**changes))
         store.add(KERNEL, trial(**changes), trial())
@@ -223,7 +224,7 @@ DAMAGE = [garbage, truncated, foreign, triggered]
 
 @pytest.mark.parametrize("first", ["best", "add"])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_or_foreign_file_is_set_aside(tmp_path, damage, first):
+def test_damaged_file_set_aside(tmp_path, damage, first):
     store = Store(DEVICE, tmp_path)
     damage(store.path)
     before = store.path.read_bytes()
@@ -237,7 +238,7 @@ def test_damaged_or_foreign_file_is_set_aside(tmp_path, damage, first):
         assert again.trials(KERNEL, PROBLEM) == [trial(99.0, 999)]
 
 
-def test_pages_damaged_while_a_store_is_in_use(tmp_path):
+def test_pages_damaged_in_use(tmp_path):
     store = filled(tmp_path, 400)
     assert store.best(KERNEL, PROBLEM) == trial()
     size = store.path.stat().st_size
@@ -255,7 +256,7 @@ def test_pages_damaged_while_a_store_is_in_use(tmp_path):
 # --- Other processes amid one's own work ---
 
 
-def test_a_fresh_file_is_not_set_aside_by_who_saw_the_damaged_one(store, monkeypatch):
+def test_fresh_file_not_set_aside(store, monkeypatch):
     store.path.parent.mkdir()
     garbage(store.path)
     lock = store_module.FileLock
@@ -271,7 +272,7 @@ def test_a_fresh_file_is_not_set_aside_by_who_saw_the_damaged_one(store, monkeyp
     assert len(aside(store)) == 1
 
 
-def test_a_store_that_another_creates_meanwhile_is_no_stranger_s(store, monkeypatch):
+def test_store_created_meanwhile(store, monkeypatch):
     store.path.parent.mkdir()
     store.path.touch()
     is_store = store_module._is_store
@@ -288,7 +289,7 @@ def test_a_store_that_another_creates_meanwhile_is_no_stranger_s(store, monkeypa
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_rename_amid_an_add_does_not_lose_it(tmp_path, monkeypatch, late):
+def test_rename_amid_add(tmp_path, monkeypatch, late):
     store = filled(tmp_path, 3)
     put = store_module._put
 
@@ -367,7 +368,7 @@ TROUBLES = {  # what befalls the file, what the warning says, whether reads work
 
 
 @pytest.mark.parametrize("name", TROUBLES)
-def test_a_file_that_cannot_be_used_breaks_no_call(store, monkeypatch, name):
+def test_unusable_file_breaks_nothing(store, monkeypatch, name):
     befall, text, reads, passes = TROUBLES[name]
     store.add(KERNEL, trial())
     with monkeypatch.context() as patch:
@@ -393,7 +394,7 @@ def test_a_file_that_cannot_be_used_breaks_no_call(store, monkeypatch, name):
     assert store.path.parent.is_file() or aside(store) == []
 
 
-def test_a_damaged_file_that_is_in_use_is_not_renamed(store, monkeypatch):
+def test_damaged_file_in_use_stays(store, monkeypatch):
     monkeypatch.setattr(store_module, "READ_S", 0.02)
     filled(store.path.parent, 50)
     data = store.path.read_bytes()
@@ -431,7 +432,7 @@ def plant(store, column, value):
 
 
 @pytest.mark.parametrize(("column", "value"), BAD)
-def test_a_bad_row_is_skipped_and_hides_no_good_one(store, column, value):
+def test_bad_row_skipped(store, column, value):
     plant(store, column, value)
     with one_warning("not valid"):
         assert store.trials(KERNEL, PROBLEM) == [trial(10.0)]
@@ -455,7 +456,7 @@ def test_a_bad_environment_is_skipped(store, setting):
 # --- Merging ---
 
 
-def test_merge_takes_what_is_new_or_newer(tmp_path):
+def test_merge_takes_newer(tmp_path):
     ours, theirs = Store(DEVICE, tmp_path / "a"), Store(DEVICE, tmp_path / "b")
     early, late = "2026-01-02T06:00:00+05:00", "2026-01-02T05:00:00+00:00"  # late by four hours
     ours.add(KERNEL, trial(1.0, 0, measured_utc=late))
@@ -502,7 +503,7 @@ def of_a_newer_version(path):
     [(damage, "not a store") for damage in (*DAMAGE, lambda path: path.touch())]
     + [(lambda path: None, "does not exist"), (of_another_gpu, "H100"), (of_a_newer_version, "newer")],
 )
-def test_merge_refuses_what_is_no_store_of_this_gpu(tmp_path, damage, text):
+def test_merge_refuses_foreign(tmp_path, damage, text):
     (tmp_path / "b").mkdir()
     other, store = tmp_path / "b" / "nvidia-h200.sqlite3", Store(DEVICE, tmp_path / "a")
     damage(other)
@@ -538,7 +539,7 @@ def exit_codes(children):
 
 
 @forks
-def test_eight_processes_of_which_two_are_killed(tmp_path, monkeypatch):
+def test_eight_processes_two_killed(tmp_path, monkeypatch):
     for wait in ("READ_S", "WRITE_S"):  # as long as it takes
         monkeypatch.setattr(store_module, wait, 1e6)
     reports = [tmp_path / f"report{index}" for index in range(8)]
@@ -566,7 +567,7 @@ def test_eight_processes_of_which_two_are_killed(tmp_path, monkeypatch):
 
 
 @forks
-def test_a_child_forked_amid_a_transaction_lets_the_file_alone(store, monkeypatch):
+def test_child_forked_in_transaction(store, monkeypatch):
     monkeypatch.setattr(threads, "WAIT_S", 0.01)
     store.add(KERNEL, trial())
     working, done = threading.Event(), threading.Event()

@@ -44,7 +44,7 @@ def hill(config):
 # --- a space that a kernel's author writes down
 
 
-def test_a_space_has_every_combination_that_meets_the_condition():
+def test_space_of_all_combinations():
     space = Space(BLOCKS, where=lambda c: c["BLOCK_M"] * c["BLOCK_N"] <= 2048)
     configs = list(space.configs())
     wanted = {
@@ -64,7 +64,7 @@ def test_a_space_has_every_combination_that_meets_the_condition():
     assert Config.of(4, BLOCK_M=16, BLOCK_N=16, OTHER=1) not in space
 
 
-def test_neighbours_in_a_space_are_one_value_away():
+def test_neighbours_one_value_away():
     space = Space({**BLOCKS, "EVEN": (False, True)}, where=lambda c: c["BLOCK_M"] >= c["BLOCK_N"])
     at = Config.of(4, BLOCK_M=64, BLOCK_N=64, EVEN=False)
     assert set(space.neighbours(at)) == {
@@ -76,7 +76,7 @@ def test_neighbours_in_a_space_are_one_value_away():
     }
 
 
-def test_a_condition_that_names_no_parameter_is_refused_with_a_hint():
+def test_unknown_condition_has_hint():
     wanted = r"where names 'BLOK_M' \(did you mean 'BLOCK_M'\?\): expected parameters of the space"
     with pytest.raises(errors.InvalidValueError, match=wanted):
         Space(BLOCKS, where=lambda c: c["BLOK_M"] > 16)
@@ -84,7 +84,7 @@ def test_a_condition_that_names_no_parameter_is_refused_with_a_hint():
         Space(BLOCKS, where=lambda c: {}[c["BLOCK_M"]])
 
 
-def test_the_opening_of_a_space_is_spread_and_begins_in_the_middle():
+def test_opening_is_spread():
     space = Space(BLOCKS)
     opening = space.opening(12)
     assert len(opening) == len(set(opening)) == 12
@@ -100,7 +100,7 @@ def test_the_opening_of_a_space_is_spread_and_begins_in_the_middle():
     assert set(rare.opening(24)) == set(rare.configs())
 
 
-def test_a_large_space_makes_its_configs_when_they_are_asked_for():
+def test_large_space_is_lazy():
     space = Space({name: range(1, 11) for name in "ABCDEF"})
     first, second = itertools.islice(space.configs(), 2)
     assert first == Config.of(**dict.fromkeys("ABCDEF", 1))
@@ -137,7 +137,7 @@ def test_what_is_no_space_is_told(parameters, where, told):
 # --- a list of configs
 
 
-def test_a_list_is_tried_whole_and_in_order():
+def test_list_tried_in_order():
     configs = [Config.of(BLOCK=b) for b in (512, 64, 128, 256)]
     listed = Listed([*configs, configs[0]])
     assert listed.configs() == configs
@@ -153,7 +153,7 @@ def test_a_list_is_tried_whole_and_in_order():
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
-def test_the_space_of_a_problem_is_legal_and_in_the_models_order(problem):
+def test_problem_space_legal_and_ordered(problem):
     space = ProblemSpace(problem, H200)
     opening = space.opening(OPENING)
     assert list(space.configs()) == model.ranked(problem, H200)
@@ -179,7 +179,7 @@ def test_the_space_of_a_problem_is_legal_and_in_the_models_order(problem):
             assert len(differing) == 1 or differing == {"BLOCK_M", "CONSUMERS"}
 
 
-def test_the_opening_of_a_problem_begins_with_what_is_known():
+def test_opening_begins_with_known():
     good, bad = model.ranked(SQUARE, H200)[-1], Config.of(BLOCK=3)
     space = ProblemSpace(SQUARE, H200, [bad, good, good])
     opening = space.opening(OPENING)
@@ -243,7 +243,7 @@ def untiring(monkeypatch):
 
 
 @pytest.mark.parametrize("strategy", [screening, exhaustive])
-def test_a_search_is_a_pure_function_that_finds_the_foot_of_a_hill(strategy, untiring):
+def test_search_is_pure_and_descends(strategy, untiring):
     space = Space(BLOCKS)
     times = {config: hill(config) for config in space.configs()}
     found = replay(space, times, Rules(exhaustive=strategy is exhaustive, batch=7))
@@ -255,7 +255,7 @@ def test_a_search_is_a_pure_function_that_finds_the_foot_of_a_hill(strategy, unt
     assert strategy(space, times, 5) == []
 
 
-def test_configs_that_fail_are_not_followed_nor_end_the_search(untiring):
+def test_failing_configs_not_followed(untiring):
     space = Space(BLOCKS)
     times = {c: math.inf if c["BLOCK_M"] > 32 else hill(c) for c in space.configs()}
     assert replay(space, times).regret == 0.0
@@ -265,7 +265,7 @@ def test_configs_that_fail_are_not_followed_nor_end_the_search(untiring):
     assert replay(space, times).best["B"] == 97
 
 
-def test_screening_looks_at_families_that_are_not_far_behind():
+def test_screening_near_families():
     tiles = [Config.of(4, 1, "tile", BLOCK_M=64, BLOCK_N=n, GROUP_M=1) for n in (16, 32, 64)]
     boxes = [Config.of(4, 1, "box", BLOCK=4096, RUN=64, READ=n) for n in (4, 16)]
     near = dict(zip([*tiles, *boxes], (10.0, 11.0, 12.0, 12.5, 12.4), strict=True))
@@ -278,7 +278,8 @@ def test_screening_looks_at_families_that_are_not_far_behind():
 # --- recorded times of whole spaces
 
 
-def test_screening_finds_the_fastest_of_whole_recorded_spaces(monkeypatch):
+@pytest.mark.slow
+def test_screening_of_recorded_spaces(monkeypatch):
     """Bounds are what was measured, with a little slack. Without steps from the leaders, one is exceeded."""
     monkeypatch.setattr(model, "ranked", functools.cache(model.ranked))
     specialised = FAMILIES["matmul"]["warpgroups"]  # recorded without its options

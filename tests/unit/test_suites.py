@@ -34,7 +34,7 @@ def test_suites_that_ship_are_whole() -> None:
     assert {case.op for case in cases} == set(OPS)
 
 
-def test_sizes_are_crossed_and_orders_are_for_each_or_all(tmp_path: Path) -> None:
+def test_sizes_crossed_with_orders(tmp_path: Path) -> None:
     text = GOOD + 'm = [1, 2]\nsizes = ["3x4", "5x6"]\n'
     text += '[[cases]]\nop = "permute"\ndtypes = ["uint8"]\nsizes = ["2x3x4", "5x6x7"]\ndims = [[2, 0, 1]]'
     (tmp_path / "mine.toml").write_text(text)
@@ -130,7 +130,7 @@ def test_bad_files_are_refused_by_name(tmp_path: Path, text: str, told: str) -> 
             load(tmp_path / name)
 
 
-def test_find_takes_each_suite_once_and_in_order(tmp_path: Path) -> None:
+def test_find_suites_once(tmp_path: Path) -> None:
     both = find(["deep", "square", "deep"], SHIPPED)
     assert both == load(SHIPPED / "deep.toml") + load(SHIPPED / "square.toml")
     with pytest.raises(InvalidValueError, match="batched"):  # says which there are
@@ -157,7 +157,7 @@ def test_case_refuses_what_does_not_fit(fields: dict) -> None:
 # --- Suites whose sizes are drawn from a seed
 
 
-def test_products_are_drawn_in_range_and_in_both_layouts():
+def test_products_drawn_in_range():
     cases = unseen.draw("range", 400, 0)
     assert cases == unseen.draw("range", 400, 0)
     assert not set(cases) & set(unseen.draw("another tree", 400, 0))
@@ -172,7 +172,7 @@ def test_products_are_drawn_in_range_and_in_both_layouts():
     assert sum(case.m < 128 for case in cases) / len(cases) > 0.3  # few rows are as likely as many
 
 
-def test_half_of_the_products_are_drawn_among_those_that_take_long():
+def test_half_drawn_by_time():
     """20 us at 800 TFLOP/s, or at 88.3% of an H200's bandwidth."""
     cases = unseen.draw_by_time("long", 300)
     assert not set(cases) & set(unseen.draw("long", 300, 0))
@@ -187,7 +187,7 @@ def test_half_of_the_products_are_drawn_among_those_that_take_long():
     assert 0.1 < by_memory / len(cases) < 0.9
 
 
-def test_permutations_are_drawn_in_range_and_move_something():
+def test_permutations_drawn_in_range():
     cases = unseen.draw("moved", 0, 150)
     assert len({case.dtype for case in cases}) == 5
     assert {len(case.shape) for case in cases} == {2, 3, 4, 5}
@@ -196,14 +196,14 @@ def test_permutations_are_drawn_in_range_and_move_something():
         assert case.dims != tuple(range(len(case.dims)))
 
 
-def test_sizes_of_a_seed_stay_what_they_were():
+def test_seed_keeps_sizes():
     """A line names its seed: anyone can draw its sizes again."""
     first, second, *_ = unseen.draw("9ca5e47a185f8357d8edac32ed1f0a2dc3da615c")
     assert first.problem.label == "13763x5392x1552 NN bfloat16"
     assert second.problem.label == "375x201x1141 NT bfloat16"
 
 
-def test_the_seed_is_the_one_given_or_follows_from_the_files(tmp_path, monkeypatch):
+def test_seed_given_or_of_files(tmp_path, monkeypatch):
     monkeypatch.delenv("TRITILE_SEED", raising=False)
     monkeypatch.setattr(unseen, "_PACKAGE", tmp_path)
     (tmp_path / "a.py").write_text("A = 1\n")
@@ -217,7 +217,7 @@ def test_the_seed_is_the_one_given_or_follows_from_the_files(tmp_path, monkeypat
     assert unseen.seed_of() == "set"
 
 
-def test_the_seed_is_of_the_package_and_the_commit_of_its_checkout(monkeypatch):
+def test_seed_of_package_and_commit(monkeypatch):
     root = Path(__file__).parents[2]
     assert root / "tritile" == unseen._PACKAGE
     monkeypatch.delenv("TRITILE_COMMIT", raising=False)
@@ -226,7 +226,7 @@ def test_the_seed_is_of_the_package_and_the_commit_of_its_checkout(monkeypatch):
     assert environment._version.__wrapped__() == str(root)
 
 
-def test_further_draws_have_seeds_of_their_own(monkeypatch):
+def test_further_draws_own_seeds(monkeypatch):
     monkeypatch.setenv("TRITILE_SEED", "given")
     seeds = [unseen.seed_of(number) for number in (1, 2, 3)]
     assert len({seed[:8] for seed in seeds}) == 3  # as tables name them
@@ -239,7 +239,7 @@ def test_further_draws_have_seeds_of_their_own(monkeypatch):
         unseen.draws([1], "nothing")
 
 
-def test_what_was_remembered_or_pinned_does_not_count(monkeypatch, tmp_path):
+def test_nothing_remembered_counts(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITILE_TABLE", str(tmp_path / "table.json"))
     with unseen.nothing_remembered():
@@ -252,7 +252,7 @@ def test_what_was_remembered_or_pinned_does_not_count(monkeypatch, tmp_path):
     assert chosen.source == "predicted"
 
 
-def test_what_calls_of_drawn_cases_launch_is_compiled(monkeypatch):
+def test_drawn_calls_are_compiled(monkeypatch):
     compiled, device = [], H200
     monkeypatch.setattr(unseen, "compile_calls", lambda calls, device: compiled.append(calls))
     cases = unseen.draw("a tree", 3, 2)
@@ -266,7 +266,7 @@ def test_what_calls_of_drawn_cases_launch_is_compiled(monkeypatch):
     assert len(compiled) == 1
 
 
-def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch, tmp_path):
+def test_command_draws_and_searches(monkeypatch, tmp_path):
     compiled, asked = [], {}
 
     def measured(case, others, log):

@@ -43,7 +43,7 @@ def _no_silent_warning():
         yield
 
 
-def test_a_table_comes_back_from_its_file_whatever_the_order_of_its_parts(tmp_path):
+def test_table_from_file_any_order(tmp_path):
     first, other, third = (tmp_path / "new" / name for name in ("a.json", "b.json", "c.json"))
     write(TABLE, first)
     again = read(first)
@@ -64,7 +64,7 @@ def test_a_table_comes_back_from_its_file_whatever_the_order_of_its_parts(tmp_pa
         assert read(first) == made
 
 
-def test_problems_and_configs_are_taken_by_their_keys_too(tmp_path):
+def test_keys_of_problems_and_configs(tmp_path):
     (tmp_path / "t.json").write_text(json.dumps(document(entries=[entry(problem=KEY, config=TEXT)])))
     assert read(tmp_path / "t.json").entries == (Entry(PROBLEMS[1], CONFIG, 2.0),)
 
@@ -137,7 +137,7 @@ def test_what_is_no_table_is_refused(tmp_path, text):
         read(tmp_path / "t.json")
 
 
-def test_files_that_are_too_large_no_text_or_no_files(tmp_path):
+def test_files_too_large_or_none(tmp_path):
     path, pipe = tmp_path / "t.json", tmp_path / "pipe.json"
     path.write_text(json.dumps(document()) + " " * table_module.MAX_BYTES)
     os.truncate(path, table_module.MAX_BYTES)
@@ -155,7 +155,7 @@ def test_files_that_are_too_large_no_text_or_no_files(tmp_path):
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_an_interrupted_write_leaves_the_old_table(tmp_path, monkeypatch, call):
+def test_interrupted_write_keeps_old(tmp_path, monkeypatch, call):
     path = tmp_path / "t.json"
     write(TABLE, path)
 
@@ -181,7 +181,7 @@ def test_an_interrupted_write_leaves_the_old_table(tmp_path, monkeypatch, call):
         {"kernels": {"matmul/tile": 1}},
     ],
 )
-def test_what_could_not_be_read_back_is_not_written(tmp_path, changes):
+def test_unreadable_is_not_written(tmp_path, changes):
     path = tmp_path / "t.json"
     write(TABLE, path)
     with pytest.raises(InvalidValueError):
@@ -190,7 +190,7 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path, changes):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_from_store_takes_the_best_of_the_given_kernels(tmp_path):
+def test_from_store_takes_best(tmp_path):
     store = Store(DEVICE, tmp_path)
     slow = Config.of(BLOCK_M=16)
     for problem in PROBLEMS[1:]:
@@ -205,7 +205,7 @@ def test_from_store_takes_the_best_of_the_given_kernels(tmp_path):
     assert read(tmp_path / "t.json") == made
 
 
-def test_of_two_families_a_checked_answer_goes_before_a_faster_quick_look(tmp_path):
+def test_checked_before_faster_look(tmp_path):
     store, problem = Store(DEVICE, tmp_path), PROBLEMS[1]
     names = {label: label for label in ("matmul/tile", "matmul/descriptor")}
     store.add("matmul/tile", Trial(problem, CONFIG, 5.0, error=1e-3))
@@ -214,7 +214,7 @@ def test_of_two_families_a_checked_answer_goes_before_a_faster_quick_look(tmp_pa
         assert from_store(store, DEVICE, kernels).entries == (Entry(problem, CONFIG, 5.0),)
 
 
-def test_a_shipped_table_serves_the_gpus_of_its_name_and_is_read_once(folder):
+def test_shipped_table_read_once(folder):
     (folder / "a.json").write_text("{")
     write(TABLE, folder / "nvidia-h200.json")
     write(TABLE, folder / "nvidia-b200.json")
@@ -231,7 +231,7 @@ def test_a_shipped_table_serves_the_gpus_of_its_name_and_is_read_once(folder):
         assert shipped(other) == ()
 
 
-def test_the_tables_in_the_package_are_whole_and_legal():
+def test_shipped_tables_whole_and_legal():
     gpu_tables._like.cache_clear()
     for device in TARGETS.values():
         for found in shipped(device):  # a StoreWarning is an error here

@@ -105,7 +105,7 @@ def exit_code(child):
     return process.exitcode
 
 
-def test_one_does_it_and_all_get_what_it_gives(wait_for_all):
+def test_one_does_all_get(wait_for_all):
     done = []
 
     def work():
@@ -124,7 +124,7 @@ def test_one_does_it_and_all_get_what_it_gives(wait_for_all):
     assert [str(result) for result in results] == ["no config works"] * THREADS
 
 
-def test_work_that_failed_keeps_nothing_of_its_callers():
+def test_failed_work_keeps_nothing():
     def fail():
         raise TuningError("no config works")
 
@@ -142,7 +142,7 @@ def test_work_that_failed_keeps_nothing_of_its_callers():
         gc.enable()
 
 
-def test_where_one_is_interrupted_another_begins_anew(wait_for_all):
+def test_interrupted_another_begins(wait_for_all):
     begun = []
 
     def work():
@@ -157,7 +157,7 @@ def test_where_one_is_interrupted_another_begins_anew(wait_for_all):
     assert results.count(7) == THREADS - 1
 
 
-def test_what_another_thread_chose_counts_inside_a_with_and_ends_with_it():
+def test_other_threads_choice_in_with():
     before, other = settings.rules(), settings.Rules("off", True, True, "fp16x3")
     with settings.under(other):
         assert settings.rules() == other
@@ -165,13 +165,13 @@ def test_what_another_thread_chose_counts_inside_a_with_and_ends_with_it():
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_child_does_not_wait_for_a_thread_of_its_parent():
+def test_child_does_not_wait():
     with another_thread(lambda wait: once("key", wait)):
         assert exit_code(lambda: None if once("key", lambda: 7) == 7 else exit(1)) == 0
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_child_forked_while_another_thread_interprets_has_a_free_lock(monkeypatch):
+def test_child_of_interpreting_has_lock(monkeypatch):
     monkeypatch.setattr(threads, "WAIT_S", 0.01)
     with another_thread(interpret_for_long):
         assert not interpreter_lock.acquire(timeout=0)
@@ -181,14 +181,14 @@ def test_a_child_forked_while_another_thread_interprets_has_a_free_lock(monkeypa
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_fork_waits_for_what_ends_soon(monkeypatch):
+def test_fork_waits_for_brief_work(monkeypatch):
     monkeypatch.setattr(threads, "WAIT_S", 60.0)
     with another_thread(interpret_for_long) as go_on:
         threading.Timer(0.1, go_on.set).start()
         assert exit_code(lambda: None if go_on.is_set() else exit(1)) == 0
 
 
-def test_what_imports_the_language_waits_for_another_thread():
+def test_language_import_waits():
     """The interpreter patches triton.language in place, and Gluon keeps what it finds there."""
     found = []
     thread = threading.Thread(target=lambda: found.append(import_late("tests.launched")))
@@ -200,7 +200,7 @@ def test_what_imports_the_language_waits_for_another_thread():
     assert found == [sys.modules["tests.launched"]]
 
 
-def test_of_threads_that_meet_a_new_problem_one_searches(monkeypatch):
+def test_one_thread_searches(monkeypatch):
     config = Config.of(family=tile.NAME, BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8)
     searches, met, barrier = [], threading.local(), threading.Barrier(THREADS)
     plan_for = ops_request.plans.plan_for
@@ -232,7 +232,7 @@ def test_of_threads_that_meet_a_new_problem_one_searches(monkeypatch):
     assert {(found.config, found.source) for found in plans} == {(config, "exact")}
 
 
-def test_threads_that_would_wait_for_each_other_both_do_the_work():
+def test_mutual_waits_both_work():
     barrier = threading.Barrier(3)
 
     def call(own, other):
@@ -245,7 +245,7 @@ def test_threads_that_would_wait_for_each_other_both_do_the_work():
     assert not threads._under_way
 
 
-def test_a_warm_launch_waits_for_no_compile(monkeypatch, tmp_path):
+def test_warm_launch_never_waits(monkeypatch, tmp_path):
     """One thread is held up inside a compile; another launches a warm kernel, and compiles a third."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     out = Pointer(1 << 20, torch.int32)
@@ -268,7 +268,7 @@ def test_a_warm_launch_waits_for_no_compile(monkeypatch, tmp_path):
         knobs.compilation.listener = None
 
 
-def test_threads_hear_and_refuse_compiles_side_by_side():
+def test_threads_hear_compiles_apart():
     times = knobs.CompileTimes(1_000_000, [("ptx", 500_000)], 0)
 
     def held(wait):
@@ -290,7 +290,7 @@ def test_threads_hear_and_refuse_compiles_side_by_side():
     assert "manager_class" not in vars(knobs.cache)
 
 
-def test_gpus_tune_side_by_side_and_one_gpu_in_turns(monkeypatch):
+def test_gpus_tune_side_by_side(monkeypatch):
     class Shop:
         def __init__(self, gpu):
             self.gpu = gpu

@@ -77,13 +77,13 @@ def gpu(monkeypatch):
         cached.cache_clear()
 
 
-def test_a_graph_has_the_neutral_kernel_ahead_of_each_launch_and_its_time_is_subtracted(gpu):
+def test_graph_subtracts_neutral_kernel(gpu):
     clock = timing.Graph(gpu.seen.append, range(8))
     assert clock.time_us() == pytest.approx(LAUNCH_US)
     assert clock._graph.captured == [each for call in range(8) for each in ("neutral", call)]
 
 
-def test_a_time_that_no_launch_takes_is_refused():
+def test_impossible_time_is_refused():
     class Broken(timing.Eager):
         def _all_us(self):
             return 0.0
@@ -92,7 +92,7 @@ def test_a_time_that_no_launch_takes_is_refused():
         Broken(print, range(4)).time_us()
 
 
-def test_a_host_that_is_slow_for_a_while_does_not_lengthen_neutral_kernels(monkeypatch):
+def test_slow_host_leaves_neutral_kernels(monkeypatch):
     """Time neutral kernels for longer than other programs disturb each of them."""
     now = [0.0]
 
@@ -105,7 +105,7 @@ def test_a_host_that_is_slow_for_a_while_does_not_lengthen_neutral_kernels(monke
     assert timing._neutral_us(Neutral, 0, 3) == 10.0
 
 
-def test_timers_take_turns_as_long_as_the_budget_lasts(monkeypatch):
+def test_timers_take_turns(monkeypatch):
     """The first round says how many there is time for, and does not count."""
     seen = []
 
@@ -123,7 +123,7 @@ def test_timers_take_turns_as_long_as_the_budget_lasts(monkeypatch):
     assert seen == ["a"]
 
 
-def test_the_incumbent_stays_unless_another_is_faster_beyond_the_noise():
+def test_incumbent_stays_within_noise():
     a, b, c = (Config.of(B=value) for value in (1, 2, 3))
     noisy = {a: [10.0, 12, 9, 11, 10], b: [10.1, 11, 9.5, 10.5, 10.4], c: [20.0] * 5}
     assert timing.rank_raced(noisy) == [a, b, c]

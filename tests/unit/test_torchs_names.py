@@ -39,7 +39,7 @@ def documented(function):
 
 
 @pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
-def test_parameters_have_torchs_names_places_and_defaults(function):
+def test_parameters_as_torch_names(function):
     theirs, mine = documented(function), parameters(ours(function))
     places = [name for name, each in theirs.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
     places = [name for name in places if name != "out_dtype"]  # ours is a keyword everywhere

@@ -202,7 +202,7 @@ TRACED = {
 
 
 @pytest.mark.parametrize("name", TRACED)
-def test_the_tracer_is_given_what_runs_outside_of_it(name, compiled, traces):
+def test_tracer_gets_outside_work(name, compiled, traces):
     how, known, mode, sizes, blocks = TRACED[name]
     with tritile.mode(mode):
         said = untuned(compiled(measured(known, prune_configs_by=how)), *sizes)
@@ -210,7 +210,7 @@ def test_the_tracer_is_given_what_runs_outside_of_it(name, compiled, traces):
     assert not (said and mode == "cached")
 
 
-def test_what_is_not_remembered_is_refused_where_strict_and_else_said_once(compiled, traces):
+def test_unremembered_refused_or_said_once(compiled, traces):
     refused = "NotTunedError: mode is strict and nothing measured is remembered"
     with pytest.raises(RuntimeError, match=refused):
         compiled(measured({12: 32}, mode="strict"))(60)  # in torch's own clothes
@@ -221,7 +221,8 @@ def test_what_is_not_remembered_is_refused_where_strict_and_else_said_once(compi
     assert traces.blocks == [[16]]
 
 
-def test_where_sizes_may_change_all_that_is_remembered_of_any_size_is_left_to_torch(compiled, traces):
+def test_open_sizes_left_to_torch(compiled, traces):
+    """All that is remembered at any size."""
     call = compiled(measured({64: 16, 256: 64}), dynamic=True)
     with tritile.mode("cached"):
         for n in (100, 70, 3000, 1):
@@ -231,7 +232,7 @@ def test_where_sizes_may_change_all_that_is_remembered_of_any_size_is_left_to_to
     assert len(traces.blocks) <= 2
 
 
-def test_a_size_within_declared_bounds_is_not_narrowed(traces):
+def test_declared_bounds_not_narrowed(traces):
     call = torch.compile(calling(measured({64: 16})), backend=traces, fullgraph=True)
     for n in (2, 100, 3000):
         x = torch.zeros(n)
@@ -240,7 +241,7 @@ def test_a_size_within_declared_bounds_is_not_narrowed(traces):
     assert traces.blocks == [[16]]
 
 
-def test_a_size_that_only_the_gpu_knows(compiled, traces):
+def test_size_only_gpu_knows(compiled, traces):
     def call(kernel, x, out, n):
         kernel[(1,)](x, out, x.sum().to(torch.int32).item())
 
@@ -256,7 +257,7 @@ def test_keys_that_are_no_sizes(value, compiled, traces):
     assert traces.blocks == [[64]]
 
 
-def test_what_torch_hides_or_only_another_machine_has_is_left_to_torch(monkeypatch):
+def test_hidden_code_left_to_torch(monkeypatch):
     """Tensor descriptors are hidden from a pruning."""
     kernel, cpu, gpu = measured({12: 32}), torch.device("cpu"), torch.device("cuda", 0)
     x, out = ("x", torch.float32, cpu), ("out", torch.float32, cpu)
@@ -271,7 +272,7 @@ def test_what_torch_hides_or_only_another_machine_has_is_left_to_torch(monkeypat
     assert indices_of(kernel, (("x", torch.float32, gpu),), {"n": 12}, ()) is None
 
 
-def test_a_spaces_remembered_config_is_among_those_the_tracer_sees(compiled, traces):
+def test_remembered_space_config_traced(compiled, traces):
     space = tritile.Space({"BLOCK": BLOCKS})
     for known in ({10: 64, 12: 32}, {}):  # the second as a new process has it
         call = compiled(measured(known, configs=space))
@@ -282,7 +283,7 @@ def test_a_spaces_remembered_config_is_among_those_the_tracer_sees(compiled, tra
     assert traces.blocks[4:] == [[32]]  # without the best of another, the next
 
 
-def test_a_copy_has_configs_of_its_own(compiled, traces):
+def test_copy_has_own_configs(compiled, traces):
     kernel = measured({12: 16})
     other = copy.copy(kernel)
     other.configs, other.mode = of_blocks(32, 64), "off"
@@ -404,7 +405,7 @@ def test_uses_that_torch_traces(autotune, use, way, on_gpu):
 
 @pytest.mark.parametrize("what", ["restore_value", "reset_to_zero"])
 @pytest.mark.parametrize("way", [*WAYS, by_dynamo_of_any_size])
-def test_torch_times_no_configs_without_restoring_tensors(autotune, way, what, on_gpu):
+def test_torch_restores_before_timing(autotune, way, what, on_gpu):
     kernel = of(**{what: ["out"]})(autotune)
     if tuner_of(kernel) is not None and way not in WAYS:  # where sizes may change, all that is remembered
         remember(tuner_of(kernel), SIZE, 32)
@@ -413,7 +414,7 @@ def test_torch_times_no_configs_without_restoring_tensors(autotune, way, what, o
     assert len(found.blocks) == 1 or ["out"] in found.restored
 
 
-def test_where_the_tracer_cannot_follow_heuristics_it_is_said_once(compiled, traces, monkeypatch):
+def test_untraceable_heuristics_said_once(compiled, traces, monkeypatch):
     monkeypatch.setattr("tritile.tuner.traced.parsed", lambda version: (2, 11))
     (said,) = untuned(compiled(measured({SIZE: 32}, fn=below(halved))), SIZE, 2 * SIZE)
     assert "heuristics" in said

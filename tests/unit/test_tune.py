@@ -88,7 +88,7 @@ def asked(monkeypatch, forgotten):
 
 
 @pytest.mark.parametrize("what", [tritile.matmul, "matmul"], ids=["itself", "its name"])
-def test_a_call_is_searched_and_the_best_is_told_with_torchs_time(asked, what):
+def test_call_searched_with_torch_time(asked, what):
     found = tritile.tune(what, *operands())
     assert (found.problem, found.device, found.how) == (PROBLEM, H200, "searched")
     assert found.config == legal_configs(PROBLEM, H200, "tile")[1]
@@ -108,7 +108,7 @@ def test_options_reach_the_search(asked):
     assert (rules.exhaustive, rules.problem_s, force) == (True, 3, True)
 
 
-def test_what_is_remembered_is_not_measured_again(asked, monkeypatch):
+def test_remembered_not_measured_again(asked, monkeypatch):
     tritile.tune(PROBLEM)
     monkeypatch.setattr(tuning, "is_tuned", lambda problem, device: True)
     again = tritile.tune(PROBLEM)
@@ -116,7 +116,7 @@ def test_what_is_remembered_is_not_measured_again(asked, monkeypatch):
     assert "there was nothing left to measure" in repr(again)
 
 
-def test_where_no_config_works_the_reason_is_told(asked, monkeypatch):
+def test_no_working_config_says_why(asked, monkeypatch):
     failed = Tuned(PROBLEM, None, 4, 1.0, "every config hung")
     monkeypatch.setattr(tuning.now, "tune", lambda *given, among: iter([failed]))
     with pytest.raises(TuningError, match="every config hung"):
@@ -139,7 +139,7 @@ def test_bad_requests_are_refused(asked, what, args, words, error, wanted):
     assert asked == []
 
 
-def test_nothing_is_measured_where_nothing_may_be(asked, monkeypatch):
+def test_nothing_measured_if_forbidden(asked, monkeypatch):
     monkeypatch.setattr(tuning.devices, "capturing", lambda: True)
     with pytest.raises(UnsupportedError, match="captured"):
         tritile.tune(PROBLEM)
@@ -154,7 +154,7 @@ def test_without_a_gpu_nothing_is_measured():
         tritile.tune("matmul", torch.zeros(3, 4), torch.zeros(4, 5))
 
 
-def test_the_package_of_the_same_name_is_the_function_and_copies_of_it_are():
+def test_package_is_function_and_copies():
     import tritile.tuner.search
 
     assert callable(tritile.tuner.search.screening)
@@ -187,7 +187,7 @@ def run(*arguments):
     return typer.testing.CliRunner().invoke(app, ["tune", *arguments])
 
 
-def test_the_layers_of_a_step_are_measured_and_both_sides_timed_in_turns(monkeypatch, steps):
+def test_step_layers_measured_in_turns(monkeypatch, steps):
     asked, sides = [], []
 
     def compared(call, weight, *rest):
@@ -227,7 +227,7 @@ def test_what_names_no_function_is_refused(name, text, steps):
         tune_model.step_of(name)
 
 
-def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch):
+def test_without_gpu_nothing_measured(monkeypatch):
     monkeypatch.setattr(devices, "current_gpu", lambda: None)
     found = run("--model", "os:getcwd")
     assert found.exit_code != 0
@@ -285,7 +285,7 @@ def shop(monkeypatch, forgotten):
     return times, wrong
 
 
-def test_the_fastest_of_the_likeliest_runs_and_is_remembered(shop):
+def test_fastest_likely_runs_and_stays(shop):
     times, _ = shop
     likely = plans.likely(PROBLEM, H200, now.RACED)
     assert len(likely) == now.RACED
@@ -297,7 +297,7 @@ def test_the_fastest_of_the_likeliest_runs_and_is_remembered(shop):
     assert not is_tuned(PROBLEM, H200)  # `tritile tune` goes on from here
 
 
-def test_a_wrong_answer_costs_its_config_alone(shop):
+def test_wrong_answer_costs_config(shop):
     times, wrong = shop
     likely = plans.likely(PROBLEM, H200, now.RACED)
     times |= {config: 10.0 + place for place, config in enumerate(likely)}
@@ -309,7 +309,7 @@ def test_a_wrong_answer_costs_its_config_alone(shop):
     assert now.tuned_now(PROBLEM, H200, 0) == "searched"
 
 
-def test_without_a_portfolio_or_where_none_of_it_runs_all_are_searched(shop):
+def test_all_searched_without_portfolio(shop):
     times, _ = shop
     assert now.tuned_now(UNSERVED, H200, 0) == "searched"
     assert now.tuned_now(PROBLEM, H200, 0) == "searched"  # there was no memory
@@ -328,7 +328,7 @@ def test_without_a_portfolio_or_where_none_of_it_runs_all_are_searched(shop):
         (PACKED, torch_calls.unpack_and_multiply),
     ],
 )
-def test_torch_is_timed_in_turns_with_the_fastest_on_record(shop, change, run):
+def test_torch_timed_with_recorded_best(shop, change, run):
     """Its time on record is by as much longer than ours as it was in the race."""
     times, _ = shop
     problem = PACKED if change is PACKED else replace(PROBLEM, **change)
@@ -343,7 +343,7 @@ def test_torch_is_timed_in_turns_with_the_fastest_on_record(shop, change, run):
     assert (best and best.us) == (None if run is None else pytest.approx(100.0))
 
 
-def test_where_torch_offers_no_such_product_the_failure_is_remembered(shop):
+def test_torch_failure_is_remembered(shop):
     times, _ = shop
     times[fastest(PROBLEM)] = 10.0
     now.time_torch(PROBLEM, H200, 0)
@@ -352,7 +352,7 @@ def test_where_torch_offers_no_such_product_the_failure_is_remembered(shop):
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
-def test_torch_is_timed_in_the_precision_of_the_problem(monkeypatch, cuda_matmul, precision):
+def test_torch_timed_in_precision(monkeypatch, cuda_matmul, precision):
     seen, stage = [], object.__new__(subject._Harness)
     stage._problem = replace(PROBLEM, dtype="float32", out_dtype="float32", precision=precision)
     run = lambda call: seen.append((call, cuda_matmul.fp32_precision))  # noqa: E731

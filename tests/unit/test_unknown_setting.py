@@ -60,7 +60,7 @@ def test_a_gradient_too():
     torch.testing.assert_close(a.grad, B.sum(1).expand(6, 9))
 
 
-def test_a_plan_says_so_and_a_layer_stays_torchs():
+def test_plan_and_layer_say_so():
     found = tritile.plan("matmul", A, B, device=H200)
     assert found.config == aten.CONFIG
     assert "fp32_precision" in found.why

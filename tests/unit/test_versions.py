@@ -51,7 +51,7 @@ def test_newer_than_tested(name, version, newer):
     assert (version in said and tested in said) if newer else not said
 
 
-def test_a_newer_triton_warns_once_and_plans(monkeypatch):
+def test_newer_triton_warns_once(monkeypatch):
     monkeypatch.setattr(triton, "__version__", "4.1.2")
     monkeypatch.setattr(plans, "warn_untested", functools.cache(versions.warn_untested.__wrapped__))
     plans.forget()
@@ -63,7 +63,7 @@ def test_a_newer_triton_warns_once_and_plans(monkeypatch):
     assert re.search(r"triton 4\.1\.2 .* 3\.9", str(warning.message))
 
 
-def test_a_table_of_another_triton_says_so_and_counts_in_mode_strict(shipped):
+def test_other_triton_table_strict(shipped):
     plan = plans.plan_for(PROBLEM, H200, "strict")
     assert (plan.source, plan.config) == ("table", TILE)
     assert plan.why.endswith("measured with Triton 3.6.0, but 3.9.0 is in use")
@@ -72,7 +72,7 @@ def test_a_table_of_another_triton_says_so_and_counts_in_mode_strict(shipped):
     assert "triton 3.9.0 is in use" in found.advice
 
 
-def test_a_table_of_the_triton_in_use_says_nothing_of_it(shipped):
+def test_current_triton_table_silent(shipped):
     same = replace(H200, triton="3.6.0")
     assert "triton" not in plans.plan_for(PROBLEM, same, "cached").why
     assert findings._gpu(same)[-1].advice == ""
@@ -84,7 +84,7 @@ def test_no_dependency_has_an_upper_bound():
     assert [text for texts in wanted for text in texts if re.search(r"<|==|~=|!=", text)] == []
 
 
-def test_the_stacks_of_the_makefile_are_the_tested_ones():
+def test_makefile_stacks_are_tested():
     (line,) = re.findall(r"^STACKS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     stacks = line.split()
     oldest, newest = versions.parsed(stacks[0]), versions.parsed(stacks[-1])
@@ -93,6 +93,6 @@ def test_the_stacks_of_the_makefile_are_the_tested_ones():
     assert pinned in stacks
 
 
-def test_the_page_names_the_newest_that_were_tested():
+def test_page_names_newest_tested():
     page = (ROOT / "docs" / "environment.md").read_text()
     assert f"newer than {versions.tested('triton')} or a torch newer than {versions.tested('torch')} " in page

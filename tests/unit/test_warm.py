@@ -94,7 +94,7 @@ def planned(problems):
 
 
 @pytest.mark.parametrize("sizes", [(8200, 8200, "NN"), (6144, 3072, "NN"), (331, 1031, "NT")])
-def test_any_number_of_rows_finds_what_was_compiled_for_one(sizes):
+def test_any_rows_find_compiled(sizes):
     """Include sizes whose operands are copied first, few rows, and rows off 16 bytes."""
     drawn = random.Random(str(sizes))
     rows = [1, 2, 3, 8, 17, 63, *(drawn.randint(1, 2 ** drawn.randint(1, 14)) for _ in range(12))]
@@ -104,12 +104,12 @@ def test_any_number_of_rows_finds_what_was_compiled_for_one(sizes):
         assert keys(planned([problem_of(m, *sizes)])) <= ahead, m
 
 
-def test_operands_are_copied_at_some_numbers_of_rows():
+def test_operands_copied_at_some_rows():
     """Else the test above shows less than it says."""
     assert {copied(problem_of(m, 8200, 8200)) for m in asked.ROWS} > {(False, False)}
 
 
-def test_what_a_table_has_for_some_rows_is_compiled():
+def test_tabled_rows_are_compiled():
     known = [
         entry for entry in gpu_tables.shipped(H200)[0].entries
         if isinstance(entry.problem, MatmulProblem) and entry.problem.batch == 1 and entry.problem.m > 1
@@ -141,7 +141,7 @@ def test_a_call_compiles_its_plan(compiled, call, mode, any_rows):
 
 
 @pytest.mark.parametrize(("m", "count"), [(1, 2), (300, 1)])
-def test_mode_strict_finds_what_was_compiled_in_another(m, count):
+def test_strict_finds_other_compiles(m, count):
     """A single row runs otherwise in it: by the portfolio alone."""
     problem = problem_of(m, 4096, 1024)
     calls = asked.calls_of(problem, H200)
@@ -151,14 +151,14 @@ def test_mode_strict_finds_what_was_compiled_in_another(m, count):
 
 @pytest.mark.parametrize(("n", "k"), [(131, 133), (131, 136), (128, 256)])
 @pytest.mark.parametrize("first", [1, 40])
-def test_the_problem_of_some_rows_is_that_of_their_call(n, k, first):
+def test_problem_of_rows_is_calls(n, k, first):
     problem = tritile.plan(tritile.matmul, *product(first, n, k), device=H200).problem
     for m in (1, 2, 40):
         wanted = tritile.plan(tritile.matmul, *product(m, n, k), device=H200).problem
         assert asked._at_rows(problem, m) == wanted
 
 
-def test_what_is_warmed_of_a_layer_with_a_residual_is_what_one_row_calls_too():
+def test_residual_layer_warms_one_row():
     def of(m):
         (x, weight), bias = product(m, 4096, 4096), torch.empty(4096, dtype=torch.bfloat16, device="meta")
         residual = torch.empty(m, 4096, dtype=torch.bfloat16, device="meta")
@@ -172,7 +172,7 @@ def test_what_is_warmed_of_a_layer_with_a_residual_is_what_one_row_calls_too():
     assert asked.calls_of(of(1), H200)
 
 
-def test_columns_begin_as_their_number_of_rows_tells():
+def test_columns_begin_by_rows():
     a, b = torch.empty(64, 40, dtype=torch.bfloat16, device="meta").mT, product(1, 64, 64)[1]
     problem = tritile.plan(tritile.matmul, a, b, device=H200).problem
     assert (problem.a_layout, problem.a_align) == ("column", 16)
@@ -180,7 +180,7 @@ def test_columns_begin_as_their_number_of_rows_tells():
     assert asked._at_rows(problem, 41) == tritile.plan(tritile.matmul, odd, b, device=H200).problem
 
 
-def test_batch_invariant_calls_are_planned_as_such():
+def test_invariant_calls_planned_so():
     with tritile.batch_invariant():
         calls = asked.calls_of(problem_of(300, 4096, 1024), H200, any_rows=True)
         assert {problem.invariant for problems in calls.values() for problem in problems} == {True}
@@ -218,7 +218,7 @@ def test_what_is_not_there_is_told(compiled):
             tritile.warm(tritile.matmul, *product(4, 64, 64), device=H200)
 
 
-def test_a_decorated_kernel_is_compiled_with_its_planned_config(tmp_path, monkeypatch):
+def test_decorated_compiled_as_planned(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     zeroed = []
     configs = [triton.Config(BLOCKS[1].kwargs, pre_hook=lambda named: zeroed.append(named["out"].dtype))]
@@ -278,7 +278,7 @@ def quick(server, monkeypatch, tmp_path):
     monkeypatch.setattr(checking, "WorkerPool", functools.partial(QuickWorkers, 2, server=server))
 
 
-def test_all_configs_are_compiled_for_a_gpu_that_is_not_here(quick, tmp_path):
+def test_all_configs_for_absent_gpu(quick, tmp_path):
     """What is reported is what Triton's own kernels, compiled here, and the assembler say."""
     configs = [FITS, SPILLS, TOO_LARGE, REFUSED, FEW_REGISTERS]
     kernel = tritile.autotune(configs, ["K"])(_multiply)
@@ -320,7 +320,7 @@ def test_all_configs_are_compiled_for_a_gpu_that_is_not_here(quick, tmp_path):
             tritile.warm(tritile.autotune([FITS], ["K"])(_multiply), *FACTORS, 250, device=H200)
 
 
-def test_configs_are_compiled_for_every_call_that_make_makes(quick):
+def test_every_call_of_make_compiled(quick):
     """K - 1 is not divisible by 16, and takes another kernel; what is listed is the most that any takes."""
 
     def make(k):
@@ -335,7 +335,8 @@ def test_configs_are_compiled_for_every_call_that_make_makes(quick):
     assert both.configs[0][-3:] == tuple(map(max, *(one[-3:] for one in each)))
 
 
-def test_a_space_is_compiled_whole_and_a_call_that_cannot_be_sent_in_this_process(monkeypatch, tmp_path):
+def test_whole_space_and_unsendable_here(monkeypatch, tmp_path):
+    """A call that cannot be sent is compiled in this process."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     lock = threading.Lock()
     space = tritile.Space({"BLOCK": (16, 24, 32)})
@@ -360,7 +361,7 @@ def test_a_space_is_compiled_whole_and_a_call_that_cannot_be_sent_in_this_proces
     assert found.compiled[0].registers > 0
 
 
-def test_a_check_ahead_needs_no_grid_or_reference_but_arguments_that_fit():
+def test_check_ahead_arguments():
     kernel = tritile.autotune(BLOCKS, ["n"])(_double)
     for words, wanted in (
         ({"device": "h2000"}, "check: device is 'h2000'"),

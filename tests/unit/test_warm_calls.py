@@ -69,7 +69,7 @@ PUBLIC["permute"] = functools.partial(tritile.permute, dims=(1, 0))
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_an_output_that_overlaps_an_input_is_refused_in_a_warm_call_too(first_calls, swapped):
+def test_warm_overlap_is_refused(first_calls, swapped):
     apart, over_a, over_b = parts(0, 256, 512), parts(0, 256, 4), parts(0, 256, 252)
     for a, b, out in (apart, apart):
         version = out._version
@@ -85,7 +85,7 @@ def test_an_output_that_overlaps_an_input_is_refused_in_a_warm_call_too(first_ca
         PUBLIC["matmul"](a, b, out=of_inference)
 
 
-def test_an_output_may_be_what_is_added_but_not_overlap_it(first_calls):
+def test_output_may_be_added(first_calls):
     """Calls in place are prepared apart: the others' added tensor, which begins elsewhere, is looked at."""
     a, b, added, other = parts(0, 256, 512, 768)
     for out in (other, added, other, added):
@@ -120,7 +120,7 @@ def test_permutations(first_calls, op):
 @pytest.mark.parametrize(
     "rules", [lambda: tritile.mode("off"), tritile.batch_invariant], ids=["mode", "rows"]
 )
-def test_calls_by_other_rules_are_planned_anew(first_calls, rules):
+def test_other_rules_planned_anew(first_calls, rules):
     a, b = parts(0, 256)
     weight = tritile.quantize(torch.randn(16, 32).half(), bits=8, group_size=32)
     for call in (lambda: tritile.matmul(a, b), lambda: tritile.linear(torch.zeros(4, 32).half(), weight)):
@@ -132,7 +132,7 @@ def test_calls_by_other_rules_are_planned_anew(first_calls, rules):
         assert len(first_calls) == 2
 
 
-def test_a_bias_that_is_lazily_negated_is_made_plain_at_each_call(first_calls):
+def test_lazy_bias_made_plain(first_calls):
     weight = tritile.quantize(torch.randn(16, 32).half(), bits=8, group_size=32)
     bias = torch.complex(torch.zeros(16), torch.ones(16)).conj().imag
     assert bias.is_neg()
@@ -188,7 +188,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("into", ["new", "rows", "columns"])
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_launch_gets_its_tensors_in_its_own_order_each_time(first_calls, name, into):
+def test_tensors_in_launch_order(first_calls, name, into):
     """As the first call is prepared, and the second recalled."""
     (make, call), kept, found = ORDERS[name], [], []
     for _ in range(2):
@@ -281,7 +281,7 @@ def test_lazy_tensors_are_not_recalled(first_calls):
         assert recalled("transpose", (lazy,), None, options) is None
 
 
-def test_a_gradient_is_not_lost_where_none_was_wanted_before(first_calls):
+def test_later_gradient_is_not_lost(first_calls):
     a, b = parts(0, 256)
     a.requires_grad_()
     for _ in range(2):
@@ -290,7 +290,7 @@ def test_a_gradient_is_not_lost_where_none_was_wanted_before(first_calls):
         assert tritile.matmul(a, b).requires_grad
 
 
-def test_recalled_calls_heed_torchs_setting_of_fp32(first_calls, cuda_matmul):
+def test_recalled_heed_fp32_setting(first_calls, cuda_matmul):
     a, b = parts(0, 256)
     for _ in range(2):
         for cuda_matmul.fp32_precision in ("ieee", "tf32"):
@@ -299,7 +299,7 @@ def test_recalled_calls_heed_torchs_setting_of_fp32(first_calls, cuda_matmul):
     assert [call.precision for call in first_calls] == ["ieee", "tf32"]
 
 
-def test_one_tensor_in_two_places_is_another_call(first_calls):
+def test_one_tensor_two_places(first_calls):
     """The launch gets its address twice; a call of two tensors gets theirs."""
     a, b = parts(0, 256)
     for pair in ((a, a), (a, b), (b, b), (b, a)):
@@ -310,7 +310,7 @@ def test_one_tensor_in_two_places_is_another_call(first_calls):
     assert len(first_calls) == 2
 
 
-def test_alignments_in_turn_are_all_met_again(first_calls):
+def test_alignments_met_again(first_calls):
     memory = torch.zeros(4096, dtype=torch.bfloat16)
 
     def at(place, offset):
@@ -323,7 +323,7 @@ def test_alignments_in_turn_are_all_met_again(first_calls):
         assert len(first_calls) == len(places), turn
 
 
-def test_the_alignment_of_what_is_not_read_does_not_count(first_calls):
+def test_unread_alignment_ignored(first_calls):
     a, b = parts(0, 256)
     for place in (512, 513, 514, 516):
         (added,) = parts(place)
@@ -335,7 +335,7 @@ def test_the_alignment_of_what_is_not_read_does_not_count(first_calls):
 
 
 @pytest.mark.parametrize("most", ["_MAX_CALLS", "_MAX_ALIGNMENTS"])
-def test_more_calls_than_are_kept_are_met_again_now_and_then(first_calls, monkeypatch, most):
+def test_overflowing_calls_met_again(first_calls, monkeypatch, most):
     monkeypatch.setattr(memo, most, 8)
     memory = torch.zeros(8192)
     if most == "_MAX_CALLS":  # by strides
@@ -358,14 +358,14 @@ def test_a_stopgap_is_not_kept(first_calls, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [{"out_dtype": torch.float16}, {"precision": "tf32"}], ids=str)
-def test_what_is_asked_of_groups_tells_calls_apart(first_calls, words):
+def test_groups_tell_calls_apart(first_calls, words):
     (a, b), offs = zeros((8, 32), (2, 32, 16)), torch.tensor([4, 8], dtype=torch.int32)
     for each in ({}, words, words):
         tritile.grouped_matmul(a, b, offs, **each)
     assert len(first_calls) == 2
 
 
-def test_calls_that_torch_sees_are_recalled_by_their_operator(first_calls):
+def test_torch_seen_calls_by_operator(first_calls):
     a, b = parts(0, 256)
     a.requires_grad_()
     for _ in range(3):
@@ -381,7 +381,7 @@ def test_calls_that_torch_sees_are_recalled_by_their_operator(first_calls):
 SIZES = range(1, 41)
 
 
-def test_the_older_half_makes_room_and_is_freed():
+def test_older_half_makes_room():
     kept, launches = Memo(4), [Launch() for _ in range(5)]
     for k, launch in enumerate(launches):
         kept[k] = launch

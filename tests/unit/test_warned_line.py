@@ -5,7 +5,7 @@ import pytest
 import tritile
 
 
-def test_a_warning_of_an_import_points_at_the_importing_line(tmp_path, monkeypatch):
+def test_import_warning_points_at_line(tmp_path, monkeypatch):
     """Between the two lie frames of importlib, which `stacklevel` does not count."""
     (tmp_path / "imports_another.py").write_text("import tritile.warns_when_imported\n")
     (tmp_path / "warns_when_imported.py").write_text(

@@ -78,7 +78,7 @@ def test_what_is_not_made_is_said(own, problem, why):
     assert why in (illegal(own, problem, H200) or "legal")
 
 
-def test_pairs_are_made_where_they_have_run():
+def test_pairs_where_they_have_run():
     assert illegal(PAIRED, EVEN, H200) is None
     for other in ("3.6.0", "3.8.0", "3.9.0"):
         assert "triton 3.7" in illegal(PAIRED, EVEN, replace(H200, triton=other))
@@ -93,7 +93,7 @@ def test_other_gpus_have_none():
     assert OWN.family in model.families(EVEN, H200)
 
 
-def test_sums_are_those_of_batch_invariant_calls_but_of_split_tiles():
+def test_sums_as_invariant_but_split():
     """Sizes and SMs decide how many parts these have."""
     for own in FAMILIES["matmul"]["warpgroups"].configs:
         wanted = "SPLIT_TAIL" not in dict(own.kwargs)
@@ -111,7 +111,7 @@ def test_sums_are_those_of_batch_invariant_calls_but_of_split_tiles():
     ],
     ids=str,
 )
-def test_boxes_hold_a_tile_in_two_pieces(layouts, own, main, rest):
+def test_boxes_hold_two_pieces(layouts, own, main, rest):
     (step,) = steps_of(replace(EVEN, a_layout=layouts[0], b_layout=layouts[1]), own)
     args, rows, depth = step.args, own["BLOCK_M"] // own["CONSUMERS"], own["BLOCK_K"]
 
@@ -135,7 +135,7 @@ def test_boxes_hold_a_tile_in_two_pieces(layouts, own, main, rest):
 
 @pytest.mark.skipif(not HAS_PAIRS, reason="pairs are made with triton 3.7")
 @pytest.mark.parametrize("layouts", [*itertools.product(("row", "column"), repeat=2)], ids=str)
-def test_a_pair_has_tiles_of_a_one_below_the_other_and_shares_those_of_b(layouts):
+def test_pair_tiles_share_b(layouts):
     """Rows of a and of the result are those of both CTAs; of b each box is one that both hold."""
     problem, own = replace(EVEN, a_layout=layouts[0], b_layout=layouts[1]), pair(128, 160, 2, 4, subtiles=2)
     (step,) = steps_of(problem, own)
@@ -152,7 +152,7 @@ def test_a_pair_has_tiles_of_a_one_below_the_other_and_shares_those_of_b(layouts
     assert step.grid == (H200.processors // 2, 1, 1)
 
 
-def test_copies_come_first_and_results_that_no_descriptor_stores_have_a_pointer_and_strides():
+def test_copies_first_then_strides():
     steps = steps_of(replace(EVEN, n=1003, k=1003, a_align=2, out_align=2), OWN)
     assert [step.kernel.__name__ for step in steps] == ["repack", "matmul_warpgroups"]
     args = steps[-1].args
@@ -185,7 +185,7 @@ def order_of(monkeypatch, step, tiles_m, tiles_n, batch):
     ids=str,
 )
 @pytest.mark.parametrize(("group", "persistent"), [*itertools.product((1, 8), (False, True))])
-def test_every_tile_is_made_once_down_bands(monkeypatch, size, group, persistent):
+def test_tiles_once_down_bands(monkeypatch, size, group, persistent):
     own = changed(OWN, GROUP_M=group, PERSISTENT=persistent)
     (batch, m, n), step = size, steps_of(MatmulProblem(*size, 72, "float16", "float16"), own)[-1]
     rows, columns = -(-m // own["BLOCK_M"]), -(-n // own["BLOCK_N"])
@@ -203,7 +203,7 @@ def test_every_tile_is_made_once_down_bands(monkeypatch, size, group, persistent
 
 
 @pytest.mark.parametrize("triton", ["3.6.0", "3.7.1"])
-def test_promoted_sums_have_the_widths_that_are_right_with_a_triton(triton):
+def test_promoted_widths_of_triton(triton):
     device = replace(H200, triton=triton)
     parts = replace(EVEN, dtype="float32", out_dtype="float32", precision="fp16x3").core
     assert parts.promoted

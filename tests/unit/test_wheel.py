@@ -24,6 +24,7 @@ from tritile.core.device import target_device
 from tritile.tune.suites import SHIPPED
 from tritile.tuner.store.trials import Store
 
+pytestmark = pytest.mark.slow  # each builds, or installs
 ROOT = Path(tritile.__file__).parents[1]
 H200 = ("--target", "nvidia-h200")
 MOST_BYTES = 1_500_000
@@ -143,7 +144,7 @@ def files_of(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_wheel_is_small_and_contains_the_package_alone(source, wheel):
+def test_wheel_is_small_and_alone(source, wheel):
     assert wheel.name == "tritile-0.1.0-py3-none-any.whl"
     assert wheel.stat().st_size < MOST_BYTES
     shipped = {f"tritile/{name}" for name in files_of(source / "tritile")}
@@ -153,7 +154,7 @@ def test_the_wheel_is_small_and_contains_the_package_alone(source, wheel):
         assert {*files.namelist()} == shipped | {f"tritile-0.1.0.dist-info/{name}" for name in about}
 
 
-def test_a_wheel_of_the_source_distribution_is_the_same(source, sdist, wheel, tmp_path):
+def test_sdist_wheel_is_the_same(source, sdist, wheel, tmp_path):
     with tarfile.open(sdist) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
     assert {"CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "pyproject.toml"} < names
@@ -163,7 +164,7 @@ def test_a_wheel_of_the_source_distribution_is_the_same(source, sdist, wheel, tm
     assert first == second
 
 
-def test_metadata_declares_what_the_package_imports_in_ranges_that_contain_the_pins(metadata):
+def test_metadata_declares_imports_in_ranges(metadata):
     assert str(metadata.version) == tritile.__version__
     assert str(metadata.requires_python) == ">=3.11"
     assert metadata.license_expression == "MIT"
@@ -183,7 +184,7 @@ def test_metadata_declares_what_the_package_imports_in_ranges_that_contain_the_p
     assert modules == {name for marker, name in declared if not marker}
 
 
-def test_the_readme_and_every_command_work_from_the_wheel(installed, packages, tmp_path):
+def test_readme_and_commands_from_wheel(installed, packages, tmp_path):
     here, environ = tmp_path / "here", packages
     for folder in (here, tmp_path / "other"):
         folder.mkdir()
@@ -209,7 +210,7 @@ def test_the_readme_and_every_command_work_from_the_wheel(installed, packages, t
     assert said == f"tritile {tritile.__version__}\n"
 
 
-def test_an_editable_install_is_a_path_which_type_checkers_follow(source, tmp_path):
+def test_editable_install_is_path(source, tmp_path):
     """By default setuptools installs an import hook, and mypy then finds neither tritile nor py.typed."""
     pip("install", "--no-deps", "--no-build-isolation", "--target", tmp_path, "--editable", source)
     (path,) = tmp_path.glob("*.pth")

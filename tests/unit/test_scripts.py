@@ -1,0 +1,86 @@
+"""The scripts of tuning/ without a GPU: help of every one, and what else runs in seconds.
+
+Others run in tests/gpu/test_pages_gpu.py. What scripts write is compared in test_figures.py.
+"""
+
+import gzip
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cost
+import kinds
+from tests.commands import SCRIPTS, scripts
+from tritile.planning import table
+
+ROOT = Path(__file__).parents[2]
+TUNING = ROOT / "tuning"
+WRITES = {"figures"}  # whenever it runs
+RUN = sorted(path.stem for path in TUNING.glob("*.py") if "\nif __name__" in path.read_text())
+HELP = """
+import contextlib, io, json, runpy, sys
+_, folder, *names = sys.argv
+found = {}
+sys.path.insert(0, folder)
+for name in names:
+    sys.argv, shown, status = [f"{name}.py", "--help"], io.StringIO(), None
+    with contextlib.redirect_stdout(shown):
+        try:
+            runpy.run_path(f"{folder}/{name}.py", run_name="__main__")
+        except SystemExit as end:
+            status = end.code or 0
+    found[name] = status, shown.getvalue()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """Exit status and help of each script, all in one process, for torch is imported in seconds."""
+    command = [sys.executable, "-c", HELP, TUNING, *(name for name in RUN if name not in WRITES)]
+    env, here = os.environ | {"PYTHONPATH": str(ROOT)}, tmp_path_factory.mktemp("here")
+    return json.loads(subprocess.run(command, capture_output=True, check=True, cwd=here, env=env).stdout)
+
+
+@pytest.mark.parametrize("name", [name for name in RUN if name not in WRITES])
+def test_help(name, shown):
+    status, text = shown[name]
+    assert status == 0
+    assert f"{name}.py [" in text
+    lines = text.partition("Examples:")[2].strip().splitlines()
+    assert bool(lines) == (name in SCRIPTS)
+    for line in lines:
+        python, file, *arguments = shlex.split(line)
+        assert (python, file) == ("python", f"tuning/{name}.py")
+        scripts()[f"{name}.py"].make_context(name, arguments)
+
+
+def test_cost(tmp_path, monkeypatch, capsys):
+    """Constants are fitted to half of nine sizes, and reported at the others."""
+    lines = gzip.decompress((TUNING / "sweeps" / "int8.jsonl.gz").read_bytes()).splitlines()[:10]
+    (tmp_path / "int8.jsonl.gz").write_bytes(gzip.compress(b"\n".join(lines)))
+    monkeypatch.setattr(cost, "GPUS", {"H200": (tmp_path,)})
+    monkeypatch.setattr("sys.argv", ["cost.py", "--steps", "1", "--sizes", "4"])
+    monkeypatch.setattr(cost.product_us, "__defaults__", cost.product_us.__defaults__)
+    cost.main()
+    constants, report = capsys.readouterr().out.splitlines()
+    assert constants.count("=") == len(cost.FIT.__dataclass_fields__)
+    assert "H200 int8, 5 sizes left out" in report
+
+
+def test_kinds(tmp_path, monkeypatch, capsys):
+    """What was timed decides which kinds torch's kernel makes; the shipped table is of these lines."""
+    shipped = ROOT / "tritile" / "tables" / "nvidia-h200.json"
+    path = Path(shutil.copy(shipped, tmp_path))
+    table.write(table.replace(table.read(path), by_aten=()), path)
+    lines = TUNING / "sweeps" / "kinds.jsonl"
+    monkeypatch.setattr("sys.argv", ["kinds.py", str(lines), "--sizes", "0", "--table", str(path)])
+    kinds.main()
+    assert table.read(path).by_aten == table.read(shipped).by_aten
+    assert "torch/tritile" in capsys.readouterr().out
