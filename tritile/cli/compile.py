@@ -11,7 +11,7 @@ from tritile.core.settings import current_mode
 from tritile.errors import InvalidValueError
 
 ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu")  # of `core.epilogue`
-_SHOWN: Final = 10  # configs of which a kernel is missing, as mode "strict" lists them
+_SHOWN: Final = 10  # configs with a missing kernel that mode "strict" lists
 
 
 @app.command(

@@ -94,7 +94,7 @@ def show(
     ]
     if lines:
         print_table(lines, "remembered")
-    console.print(f"{len(remembered)} remembered, of {device.name}, in {store.path}")
+    console.print(f"{shared.counted(len(remembered), 'measurement')} of {device.name} in {store.path}")
     if others:
         console.print(others)
 

@@ -182,7 +182,7 @@ ConfigText = Annotated[
 Target = Annotated[
     str | None,
     typer.Option(
-        help=f"A GPU that need not be here: {', '.join(GPUS)}; or a name like nvidia-h200, sm_90, gfx942.",
+        help=f"A GPU, installed or not: {', '.join(GPUS)}; or a name like nvidia-h200, sm_90, gfx942.",
         autocompletion=lambda incomplete: [name for name in GPUS if name.startswith(incomplete)],
     ),
 ]

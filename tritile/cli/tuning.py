@@ -55,7 +55,7 @@ def _summary(done: Sequence[Tuned], device: Device, seconds: float) -> str:
     ratios = {each.label: torchs / us for each, us in best.items() if (torchs := _torch_us(each, device))}
     if ratios:
         worst = min(ratios, key=ratios.__getitem__)
-        text += f": {statistics.geometric_mean(ratios.values()):.2f}x as fast as torch on the mean"
+        text += f": {statistics.geometric_mean(ratios.values()):.2f}x as fast as torch (geometric mean)"
         text += f", worst {ratios[worst]:.2f} ({worst})" if len(ratios) > 1 else ""
         text += f", of {len(ratios)} compared" if len(ratios) < len(best) else ""
     store = store_of(device)
@@ -172,7 +172,7 @@ def tune_elsewhere(problems: list[Tiled], device: Device, as_json: bool) -> None
     text = f"{device.name}: {measured} measured before, {len(found) - measured - unmeasured} predicted"
     text += f", {unmeasured} left to torch's kernel" * (unmeasured > 0)
     if ratios:
-        text += f"; {statistics.geometric_mean(ratios.values()):.2f}x as fast as torch on the mean"
+        text += f"; {statistics.geometric_mean(ratios.values()):.2f}x as fast as torch (geometric mean)"
         text += f", of {len(ratios)} compared" if len(ratios) < len(found) else ""
     console.print(text)
     console.print("nothing was measured now: calls on such a GPU use these configs as they are")

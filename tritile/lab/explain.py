@@ -174,7 +174,7 @@ class Explanation(Tabular, Cost):
 
     @property
     def verdict(self) -> str:
-        """A line that says how much of the GPU is busy, how long the call takes, and what the limit is."""
+        """One line: how much of the GPU is busy, how long the call takes, and what limits it."""
         programs, processors = self.tiling.programs, self.device.processors
         if programs < processors:
             few = f"{programs} program{'s' * (programs > 1)}"

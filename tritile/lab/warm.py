@@ -178,7 +178,7 @@ def compile_calls(
     jobs: int | None = None,
     done: Callable[[str], None] = lambda label: None,
 ) -> tuple[set[str], list[str]]:
-    """Compile what calls launch into Triton's cache on disk, TRITON_CACHE_DIR; the GPU need not be here.
+    """Compile what calls launch into Triton's cache on disk, TRITON_CACHE_DIR; no such GPU is needed.
 
     `jobs`: processes that compile; None: one a core, 16 at most. `done` is called with a label for each
     config. Returns Triton's hashes of the kernels that are there, and a line for each config that has a
@@ -228,7 +228,7 @@ def warm(
             of its class's portfolio, and configs that are remembered. For a class without a portfolio (plain
             float32, say), and other operations, only the kernel of this call. A result of one column is
             computed as one row, and needs a call of its own.
-        device: compile for this GPU, which need not be here, as `tritile.plan` takes it.
+        device: GPU to compile for, as for `tritile.plan`; it need not be installed.
 
     Raises:
         TritileError: as `tritile.plan` raises it.

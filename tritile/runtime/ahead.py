@@ -1,4 +1,4 @@
-"""Compile for a GPU that need not be present, and read what a compiled kernel takes.
+"""Compile for a GPU that need not be installed, and read the resources of a compiled kernel.
 
 Compiling goes through Triton's own launch path with a stand-in for its driver, so that the result is, to the
 byte, what a call on that GPU would ask for.

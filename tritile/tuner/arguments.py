@@ -137,7 +137,7 @@ def check_kernel(
     check_names("key", key, [*arguments, *key] if isinstance(key, list | tuple) else arguments)
     if unknown := [name for name in key if name not in arguments]:
         named = ", ".join(map(repr, unknown)) + did_you_mean(unknown[0], arguments)
-        text = f"key of {kernel} names {named}, which are no arguments: left out"
+        text = f"key of {kernel} names {named}, which are not its arguments: ignored"
         warnings.warn(text, UserWarning, stacklevel=callers_level())
     constants = constants_of(function)
     for parameter, names in (("reset_to_zero", reset_to_zero), ("restore_value", restore_value)):
