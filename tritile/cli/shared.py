@@ -106,7 +106,7 @@ def refuse_unread(
 
 def counted(count: int, noun: str) -> str:
     """Return a count and a noun: 1 trial, 2 trials."""
-    return f"{count} {noun}{'s' * (count != 1)}"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _op_name(op: str) -> str:

@@ -170,7 +170,8 @@ def tune_elsewhere(problems: list[Tiled], device: Device, as_json: bool) -> None
     measured = sum(plan.source in _MEASURED for plan in found)
     unmeasured = sum(plan.source == "torch" for plan in found)
     text = f"{device.name}: {measured} measured before, {len(found) - measured - unmeasured} predicted"
-    text += f", {unmeasured} left to torch's kernel" * (unmeasured > 0)
+    if unmeasured:
+        text += f", {unmeasured} left to torch's kernel"
     if ratios:
         text += f"; {statistics.geometric_mean(ratios.values()):.2f}x as fast as torch (geometric mean)"
         text += f", of {len(ratios)} compared" if len(ratios) < len(found) else ""

@@ -222,7 +222,8 @@ def kind_of(problem: Product) -> str:
     """
     if isinstance(problem, GroupedProblem):
         return f"grouped {problem.dtype}"
-    return f"{problem.dtype} {problem.precision}" + " rows" * (problem.epilogue.scale_b == "row")
+    rows = " rows" if problem.epilogue.scale_b == "row" else ""
+    return f"{problem.dtype} {problem.precision}{rows}"
 
 
 def is_as_swept(problem: MatmulProblem) -> bool:

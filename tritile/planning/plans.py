@@ -180,7 +180,8 @@ def _chosen(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Pl
     """
     if mode == "off":
         return by_model(problem, device, "mode is off")
-    known = trials(problem, device, *[TORCH] * allows_torch)  # the store is opened once for both
+    also = [TORCH] if allows_torch else []
+    known = trials(problem, device, *also)  # the store is opened once for both
     plan = _first(_pinned(problem, device, mode), _fastest(known, problem, device))
     if plan is None and mode != "tune":
         plan = _unmeasured(problem, device, mode, allows_torch)
@@ -252,7 +253,8 @@ def _of_table(table: Table, problem: Tiled, device: Device, source: str, why: st
     if entry is None or illegal(entry.config, problem, device) is not None:
         return None
     current = table.is_current(problem.op, entry.config.family)
-    why += ", with another version of the kernel" * (not current)
+    if not current:
+        why += ", with another version of the kernel"
     if source == "table" and table.triton not in ("", device.triton):
         why += f"; measured with Triton {table.triton}, but {device.triton} is in use"
     return Plan(problem, entry.config, source, device, entry.us, why, current)
@@ -411,7 +413,8 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
         f"{behind}; on {loss.sizes} held-out sizes this choice was typically {loss.median:.1%} slower than "
         f"the best (95th percentile: {loss.p95:.1%})"
     )
-    why += "; measured with another version of the kernel" * (not current)
+    if not current:
+        why += "; measured with another version of the kernel"
     if (pinned := gpu_tables.pinned(device)) is not None and name in pinned.portfolios:
         own = gpu_tables.calibrated(device)
         if own is not None and name in own.portfolios:

@@ -123,7 +123,8 @@ def _lacking(case: Case) -> str:
 
 def _matrix_alignment(itemsize: int, layout: str, batch: int, rows: int, columns: int) -> int:
     leading = columns if layout == "row" else rows
-    return alignment(leading * itemsize, *[rows * columns * itemsize] * (batch > 1))
+    steps = [leading * itemsize, rows * columns * itemsize] if batch > 1 else [leading * itemsize]
+    return alignment(*steps)
 
 
 def _matmul(case: Case) -> MatmulProblem:
