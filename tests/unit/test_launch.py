@@ -24,7 +24,7 @@ from tritile.families.work import lowered, pieces_of, work_of, workspace_bytes
 from tritile.ops.products import matmul_call
 from tritile.planning import model, plans
 from tritile.runtime import ahead, launch, native
-from tritile.runtime.counters import Taken
+from tritile.runtime.counters import Allocation
 from tritile.runtime.work import COUNTERS, Buffer, Descriptor, Section, laid_out
 
 HOPPER = target_device("nvidia-h200")
@@ -134,8 +134,8 @@ def test_tensors_workspaces_and_counters_come_to_the_arguments_that_name_them(mo
     call, counters = matmul_call(a, b, out, "ieee"), torch.zeros(64, dtype=torch.int64)
     work = work_of(call, by_descriptor(split=2), 132, False)
     kernels, memory, asked = [_Noting() for _ in work.steps], torch.empty(1 << 20, dtype=torch.uint8), []
-    taken = Taken(counters.data_ptr(), None)
-    take = SimpleNamespace(take=lambda count, stream: asked.append(count) or taken)
+    allocation = Allocation(counters.data_ptr(), None)
+    take = SimpleNamespace(take=lambda count, stream: asked.append(count) or allocation)
     monkeypatch.setattr(launch, "counters_of", lambda device: take)
     monkeypatch.setattr(launch, "current_gpu", lambda: 0)
     monkeypatch.setattr(launch, "current_raw_stream", lambda device: 7)

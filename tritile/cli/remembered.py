@@ -103,7 +103,7 @@ def _sorted_out(device: "Device") -> "tuple[list[tuple[str, Trial]], str]":
     """Return the trials of this GPU, these versions and, for tritile's own kernels, this source.
 
     Each comes with its kernel's digest. The text tells how many others there are, and what they are of; it is
-    "" where there are none.
+    "" if there are none.
     """
     from tritile.families import registry as families
     from tritile.planning import aten

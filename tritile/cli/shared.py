@@ -79,7 +79,7 @@ def typed(context: typer.Context) -> dict[str, str]:
 
 
 def refuse_together(named: Mapping[str, str], one: str, others: Iterable[str], why: str) -> None:
-    """Raise InvalidValueError where parameter `one` was typed, and one of the others too."""
+    """Raise InvalidValueError if parameter `one` was typed, and one of the others too."""
     for other in others if one in named else ():
         if other in named:
             raise InvalidValueError(f"{named[one]} does not go with {named[other]}: {why}")
@@ -256,7 +256,7 @@ def cases_of(
 ) -> "list[Case]":
     """Return the cases of explicit shapes and of suites whose names hold `only`; by default, suite "quick".
 
-    Raises InvalidValueError where there is no such case.
+    Raises InvalidValueError if there is no such case.
     """
     from tritile.tune import suites
 
@@ -376,7 +376,7 @@ def device_of(target: str | None, otherwise: str | None = None) -> "Device":
 
 
 def gpu_here(advice: str = "nothing can be measured") -> "Device":
-    """Return the current GPU. Raises InvalidValueError where there is none."""
+    """Return the current GPU. Raises InvalidValueError if there is none."""
     from tritile.core import device as devices
 
     device = devices.current_gpu()

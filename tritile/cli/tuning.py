@@ -28,7 +28,7 @@ from tritile.tuner.store.trials import store_of
 def ranks() -> tuple[int, int, int, int]:
     """Return RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE of torchrun, or 0, 1, 0, 1 without it.
 
-    Raises InvalidValueError where they make no sense.
+    Raises InvalidValueError if they make no sense.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return 0, 1, 0, 1

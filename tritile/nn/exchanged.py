@@ -87,7 +87,7 @@ class Comparison(NamedTuple):
     - `wins`: True if tritile is faster by more than the noise, or the error of a prediction.
     - `source`: "measured", "predicted", or "" without a ratio.
     - `torch_us`: microseconds that torch takes; None if unknown.
-    - `why`: why torch multiplies, "" where tritile wins.
+    - `why`: why torch multiplies, "" if tritile wins.
     - `by_torch`: True if the plan of tritile's operation is torch's kernel.
     """
 

@@ -70,7 +70,7 @@ Rows = tuple[tuple[float, ...], ...]
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Return the versions of torch and cuBLAS that are in use; cuBLAS's is "" where no package names it."""
+    """Return the versions of torch and cuBLAS that are in use; cuBLAS's is "" if no package names it."""
     names = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu13")
     found = {
         each.metadata["Name"]: each.version for name in names for each in metadata.distributions(name=name)
@@ -79,7 +79,7 @@ def versions() -> dict[str, str]:
 
 
 def illegal(problem: Tiled) -> str | None:
-    """Say why torch may not compute a problem; None where one call of it gives the same result.
+    """Say why torch may not compute a problem; None if one call of it gives the same result.
 
     A caller also has to ask torch's settings: see `tritile.ops.aten`.
     """
@@ -121,7 +121,7 @@ def _is_long(problem: MatmulProblem) -> bool:
 
 
 def is_compared(problem: Tiled) -> bool:
-    """True where plans know of torch's time: where torch may run, and where fp16 parts take its place."""
+    """True if plans know of torch's time: where torch may run, and where fp16 parts take its place."""
     if isinstance(problem, MatmulProblem) and problem.in_parts:
         problem = replace(problem, precision="ieee")
     return illegal(problem) is None

@@ -176,7 +176,7 @@ def _torch_only(problem: Tiled, device: Device, allows_torch: bool) -> Plan:
 def _chosen(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Plan | None:
     """Return the plan of the first source that has one, or by torch's kernel where that is faster.
 
-    None where mode "tune" is to measure.
+    None if mode "tune" is to measure.
     """
     if mode == "off":
         return by_model(problem, device, "mode is off")
@@ -237,7 +237,7 @@ def trials(problem: Tiled, device: Device, *more: str) -> list[Trial]:
 
 
 def _fastest(measured: list[Trial], problem: Tiled, device: Device) -> Plan | None:
-    """Return the plan by the fastest legal config of trials, None where there is none."""
+    """Return the plan by the fastest legal config of trials, None if there is none."""
     works = (trial for trial in measured if trial.works)
     legal = [trial for trial in works if illegal(trial.config, problem, device) is None]
     best = best_of(legal)
@@ -280,7 +280,7 @@ def _first(pinned: Plan | None, own: Plan | None) -> Plan | None:
 
 
 def tabled(problem: Tiled, device: Device) -> Plan | None:
-    """Return what the shipped tables hold; None where they hold nothing that is legal here."""
+    """Return what the shipped tables hold; None if they hold nothing that is legal here."""
     for table in gpu_tables.shipped(device):
         of = table.device["name"]
         what = of if of == device.name else f"a similar GPU, {of}"
@@ -315,7 +315,7 @@ class _TorchTime(NamedTuple):
 def _or_aten(plan: Plan, mode: str, measured: list[Trial]) -> Plan | None:
     """Return the plan with torch's time, or one by torch's kernel where that is faster.
 
-    `measured`: trials of torch. A pinned table keeps torch's kernel out. None where mode "tune" is to time
+    `measured`: trials of torch. A pinned table keeps torch's kernel out. None if mode "tune" is to time
     torch first: once, as a timing that fails is remembered too.
     """
     problem, device = plan.problem, plan.device

@@ -32,7 +32,7 @@ _TILE: Final = {False: (8, 256, 4), True: (64, 64, 4)}
 
 
 def reachable(problem: MatmulProblem) -> str | None:
-    """Say why no kernel with tensor descriptors can make this product, None where one can.
+    """Say why no kernel with tensor descriptors can make this product, None if one can.
 
     An operand that no descriptor can see is copied first (see `copied`); the result is stored either way.
     """
@@ -184,7 +184,7 @@ def _copying(pairs: Sequence[tuple[Seen, Seen]], itemsize: int, early: bool) -> 
 class Tma(NamedTuple):
     """Hold how a product's tiles travel by TMA.
 
-    `up`: the second matrix of a gated product; b where there is none. `out`: None where no descriptor can
+    `up`: the second matrix of a gated product; b where there is none. `out`: None if no descriptor can
     store the result. `steps`: launches that copy operands that no descriptor could read, into `scratch`.
     `args`: what the kernels of all such families take, by name.
     """
@@ -202,7 +202,7 @@ class Tma(NamedTuple):
 def by_tma(call: MatmulCall, config: Config, split: int, processors: int, early: bool) -> Tma:
     """Return how a product's operands, copied where need be, and its result travel.
 
-    Tiles whose K `split` programs share are stored without descriptor. Raises TuningError where a size is
+    Tiles whose K `split` programs share are stored without descriptor. Raises TuningError if a size is
     beyond what descriptors count.
     """
     most, sizes = max(*call.a.shape, call.b.shape[1], *call.batch_shape), call.batch_shape

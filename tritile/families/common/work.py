@@ -68,7 +68,7 @@ def extra(sides: Mapping[str, View], rank: int, weights: tuple[Any, Any] = (None
 
 
 def epilogue_arguments(call: MatmulCall, rank: int) -> dict[str, Any]:
-    """Return what kernels take of an epilogue; None where nothing is fused.
+    """Return what kernels take of an epilogue; None if nothing is fused.
 
     Of float64, alpha and beta are compiled in, to keep all their digits: Triton passes a float as fp32.
     """

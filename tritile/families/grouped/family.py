@@ -62,7 +62,7 @@ def tiles(config: Config, problem: GroupedProblem) -> int:
 
 
 def unreachable(problem: GroupedProblem) -> str | None:
-    """Say why no tensor descriptor can see the operands, None where one can.
+    """Say why no tensor descriptor can see the operands, None if one can.
 
     A tile begins where its group does, at any row or column. Along the contiguous dimension TMA takes no such
     tile: the H200 reports an illegal instruction.
@@ -143,7 +143,7 @@ def _cut(whole: Descriptor) -> Descriptor:
 def descriptor_work(call: GroupedCall, config: Config, processors: int, early: bool) -> Work:
     """Return the launches of products of groups with a config of the descriptor family.
 
-    Raises TuningError where no descriptor can see an operand.
+    Raises TuningError if no descriptor can see an operand.
     """
     a, b, out = (_seen(view, call.groups) for view in (call.a, call.b, call.out))
     if (reason := unreachable(call.problem)) is not None:

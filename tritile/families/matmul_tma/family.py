@@ -78,7 +78,7 @@ def shared_bytes(config: Config, problem: Product) -> int:
 
 
 def fault(config: Config, problem: Product, device: Device, parameters: tuple[str, ...]) -> str | None:
-    """Say why a product, of groups or not, cannot be made from tiles that TMA brings; None where it can."""
+    """Say why a product, of groups or not, cannot be made from tiles that TMA brings; None if it can."""
     if not device.has_tma:
         return f"{device.name} has no tensor memory accelerator"
     if not products.uses_tensor_cores(problem):

@@ -86,7 +86,7 @@ def clustered(config: Config) -> Config:
 
 
 def _option_fault(config: Config) -> str | None:
-    """Say what is wrong with a config's options, whatever the problem, None where nothing is."""
+    """Say what is wrong with a config's options, whatever the problem, None if nothing is."""
     given = {name: value for name, value in config.kwargs if name in _OPTIONS}
     if len(given) > 1:
         return f"{' and '.join(given)} do not go together"
@@ -98,7 +98,7 @@ def _option_fault(config: Config) -> str | None:
 
 
 def _unsuited(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Say why a config's option may not make a problem, None where it may."""
+    """Say why a config's option may not make a problem, None if it may."""
     if not has_options(config):
         return None
     if problem.itemsize != 2 or problem.totals:
