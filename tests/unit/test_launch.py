@@ -25,7 +25,7 @@ from tritile.ops.products import matmul_call
 from tritile.planning import model, plans
 from tritile.runtime import ahead, launch, native
 from tritile.runtime.counters import Allocation
-from tritile.runtime.work import COUNTERS, Buffer, Descriptor, Section, laid_out
+from tritile.runtime.work import COUNTERS, Buffer, Descriptor, Workspace, laid_out
 
 HOPPER = target_device("nvidia-h200")
 TINY = Config.of(family="tile", BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, GROUP_M=1)
@@ -154,7 +154,11 @@ def test_tensors_workspaces_and_counters_come_to_the_arguments_that_name_them(mo
             elif isinstance(value, Descriptor):
                 assert given.base.address == lies[value.buffer]
     assert set(work.scratch) == {"copy_a", "parts"}
-    assert laid_out([Section("int8", 3), Section("float32", 65), Section("float64", 1)])[0] == [0, 256, 768]
+    assert laid_out([Workspace("int8", 3), Workspace("float32", 65), Workspace("float64", 1)])[0] == [
+        0,
+        256,
+        768,
+    ]
     assert (asked, work.counters) == ([16], 16)  # one for each tile
     parts = 2 * 16 * 64 * 64 * 4
     assert end == made._bytes == 256 * 256 * 2 + parts

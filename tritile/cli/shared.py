@@ -286,7 +286,7 @@ def as_called(cases: "Iterable[Case]") -> "list[Case]":
     found = list(cases)
     for i, case in enumerate(found):
         problem = case.problem
-        if numerics.unnamed(problem) is not problem:
+        if numerics.with_default_precision(problem) is not problem:
             found[i] = replace(case, precision=numerics.BY_DATA)
     return found
 
@@ -304,7 +304,7 @@ def problems_of(cases: "Iterable[Case]", device: "Device") -> "list[Tiled]":
     refused = [problem for problem in problems if numerics.by_data(problem)]
     for problem in refused:
         say(f"{problem.label}: left out, as no batch-invariant call has its precision")
-    return [numerics.in_one_way(problem) for problem in problems if problem not in refused]
+    return [numerics.as_invariant(problem) for problem in problems if problem not in refused]
 
 
 def progress(shown: bool = True) -> Progress:

@@ -208,7 +208,7 @@ class MatmulProblem(_Laid):
         return 2 if self.epilogue.gated else 1
 
     @property
-    def is_torchs(self) -> bool:
+    def needs_torch(self) -> bool:
         """True if torch's kernel alone makes it.
 
         fp8 with scales within the sum, and a setting of torch's that tritile does not know.
@@ -366,7 +366,7 @@ class GroupedProblem(_Laid):
         check(self.m <= MAX_RAGGED, self, f"m of at most {MAX_RAGGED}")
 
     @property
-    def is_torchs(self) -> bool:
+    def needs_torch(self) -> bool:
         """True if torch's kernel alone makes it: products of fp8."""
         return self.scaled or self.dtype in FP8_DTYPES
 

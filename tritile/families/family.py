@@ -19,7 +19,7 @@ class Family:
 
     - `space()`: yields every config.
     - `illegal(config, problem, device)`: says why a config may not run a problem, None if it may.
-    - `pointless(config, problem, device)`: tells whether a config is dominated: another does the same or
+    - `is_dominated(config, problem, device)`: tells whether a config is dominated: another does the same or
       strictly less work.
     - `cost(config, problem, device)`: returns what a program of a product does, from which the formula of all
       products predicts a time; or microseconds, by a formula of its own.
@@ -44,7 +44,7 @@ class Family:
     kernel: Kernel
     space: Callable[[], Iterable[Config]]
     illegal: Callable[[Config, Any, Device], str | None]
-    pointless: Callable[[Config, Any, Device], bool]
+    is_dominated: Callable[[Config, Any, Device], bool]
     cost: Callable[[Config, Any, Device], Program | float]
     work: Callable[[Any, Config, int, bool], Work]
     numerics: Callable[[Config, Any, Device], Numerics] = of_product

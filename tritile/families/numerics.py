@@ -159,7 +159,7 @@ def by_data(problem: Tiled) -> bool:
     return isinstance(problem, MatmulProblem) and problem.precision == BY_DATA
 
 
-def unnamed(problem: Tiled) -> Tiled:
+def with_default_precision(problem: Tiled) -> Tiled:
     """Return the problem of the same call, where that names no precision, by `mode(fp32=...)`."""
     if not isinstance(problem, MatmulProblem) or problem.rights > 1 or problem.invariant:
         return problem
@@ -168,7 +168,7 @@ def unnamed(problem: Tiled) -> Tiled:
     return replace(problem, precision=BY_DATA)
 
 
-def in_one_way(problem: Tiled) -> Tiled:
+def as_invariant(problem: Tiled) -> Tiled:
     found: Tiled = problem if isinstance(problem, PermuteProblem) else replace(problem, invariant=True)
     return found
 

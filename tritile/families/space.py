@@ -35,7 +35,7 @@ def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
 
     This is decided before compiling. The resources of the compiled kernel are checked after it is compiled.
     """
-    if isinstance(problem, Product) and problem.is_torchs:
+    if isinstance(problem, Product) and problem.needs_torch:
         return "only torch computes it"
     family = FAMILIES[problem.op].get(config.family)
     if family is None:
@@ -61,7 +61,7 @@ def dominated(problem: Tiled, device: Device) -> Callable[[Config], bool]:
     """True for a config where another of the same family does the same work or less."""
     families, core = FAMILIES[problem.op], _core(problem)
     large = pad_to_canonical_tile(core, canonical(core, device)) if invariant(problem) else core
-    return lambda config: families[config.family].pointless(config, large, device)
+    return lambda config: families[config.family].is_dominated(config, large, device)
 
 
 def worthwhile(configs: Iterable[Config], problem: Tiled, device: Device) -> list[Config]:

@@ -118,7 +118,7 @@ def _with_any_rows(problem: Tiled, device: Device) -> Iterator[tuple[Config, Til
         remembered += [entry.problem for entry in table.entries] if table is not None else []
     for other in dict.fromkeys(remembered):
         if isinstance(other, type(first)):
-            called = numerics.in_one_way(other) if invariant(first) else other
+            called = numerics.as_invariant(other) if invariant(first) else other
             if replace(called, m=1) in among:
                 yield _planned(called, device, "cached"), called
 

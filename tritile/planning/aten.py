@@ -200,7 +200,7 @@ def _illegal_groups(problem: GroupedProblem) -> str | None:
         return f"torch requires at most {MOST_GROUPS} groups"
     if problem.dtype == "float8_e4m3fn" and problem.out_dtype == "bfloat16":
         return _illegal_bytes(problem, 16)
-    if problem.is_torchs:
+    if problem.needs_torch:
         return "torch requires float8_e4m3fn operands and a bfloat16 result"
     if (problem.dtype, problem.out_dtype) != ("bfloat16", "bfloat16"):
         return "torch reads offs on the host, except for bfloat16 and float8_e4m3fn"
@@ -212,7 +212,7 @@ def _illegal_groups(problem: GroupedProblem) -> str | None:
 
 def is_torch_only(problem: Tiled) -> bool:
     """True if no kernel of tritile's computes a problem: torch's does, or none."""
-    return isinstance(problem, Product) and problem.is_torchs
+    return isinstance(problem, Product) and problem.needs_torch
 
 
 def kind_of(problem: Product) -> str:
@@ -226,7 +226,7 @@ def kind_of(problem: Product) -> str:
     return f"{problem.dtype} {problem.precision}{rows}"
 
 
-def is_as_swept(problem: MatmulProblem) -> bool:
+def matches_sweeps(problem: MatmulProblem) -> bool:
     """True for a product like those that the networks are fitted to: torch is not predicted at others.
 
     Sweeps of fp8 hold sums that leave the tensor cores, and no scales or one for each operand.

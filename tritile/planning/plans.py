@@ -355,7 +355,7 @@ def _torch_measured(plan: Plan, pinned: Table | None, measured: list[Trial]) -> 
 
 def _torch_predicted(problem: Product | QuantizedProblem, plan: Plan) -> _TorchTime | None:
     product, device = aten.product_of(problem), plan.device
-    if plan.source == "model" or not isinstance(product, MatmulProblem) or not aten.is_as_swept(product):
+    if plan.source == "model" or not isinstance(product, MatmulProblem) or not aten.matches_sweeps(product):
         return None
     found = gpu_tables.aten_times(class_of(product), device)
     if found is None:

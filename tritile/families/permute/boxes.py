@@ -337,7 +337,7 @@ def configs() -> Iterator[Config]:
         yield Config.of(warps, 1, BOX, BLOCK=block, RUN=run, READ=read)
 
 
-def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
+def is_dominated(config: Config, problem: PermuteProblem, device: Device) -> bool:
     """True if a config before it has the same boxes."""
     own = config["BLOCK"], config["RUN"], config["READ"], config.num_warps
     before = itertools.takewhile(lambda each: each != own, _CONFIGS)
@@ -462,7 +462,7 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
 
 
 FAMILY: Final = Family(
-    PermuteProblem.op, BOX, permute_box, configs, illegal, pointless, cost, work,
+    PermuteProblem.op, BOX, permute_box, configs, illegal, is_dominated, cost, work,
     resident=resident, numerics=TILE.numerics, canonical=TILE.canonical, contends=contends,
     margin=1.2,  # of 160 permutations of 4 bytes 7 are taken, none of which was slower
 )  # fmt: skip
