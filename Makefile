@@ -43,7 +43,7 @@ tune: $(INSTALLED)
 	$(PY) tuning/autotune.py --quick
 
 # Kernels are compiled in the first command and interpreted in the second; tests/conftest.py says which test is whose.
-# Each process begins with files of its own, so that what a file sets up is set up once, and takes from others' rest.
+# Each process starts with its own files, so that a file's fixtures are made once; then idle ones take over others' tests.
 test: lint typecheck
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not stacks"
 	TRITON_INTERPRET=1 $(PY) -m pytest -n $(JOBS) --dist worksteal -m "not stacks"

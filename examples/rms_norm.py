@@ -60,7 +60,7 @@ def add_rms_norm(
 
 def main() -> None:
     if not ON_GPU and not triton.knobs.runtime.interpret:
-        raise SystemExit("no GPU here: TRITON_INTERPRET=1 in the environment has the kernel interpreted")
+        raise SystemExit("no GPU here: set TRITON_INTERPRET=1 to run the kernel in Triton's interpreter")
     torch.manual_seed(0)
     x, residual = torch.randn(2, ROWS, WIDTH, device=DEVICE, dtype=torch.bfloat16)
     weight = torch.rand(WIDTH, device=DEVICE, dtype=torch.bfloat16)

@@ -33,8 +33,8 @@ FILTERS: Final = {"op": "operation", "dtype": "dtype", "layout": "layout", "suit
 _MOST_LOSSES: Final = 40
 _LEGEND: Final = (
     "Each point is a problem. On the dashed line tritile takes as long as the baseline, right of it less. "
-    "A bar is the geometric mean of its suite. At the right stand that mean, and how many problems are at "
-    "least as fast."
+    "A bar is the geometric mean of its suite. The right column shows that mean, and how many "
+    "problems are at least as fast."
 )
 _FONT: Final = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _TYPES: Final = ("bfloat16", "float16", "float32", "float64", "complex", "8-bit", "int16 to int64")

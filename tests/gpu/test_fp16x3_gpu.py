@@ -12,7 +12,7 @@ from tests.cases.fp16x3 import Divided, posed
 from tests.launched import captured
 from tests.simulated import DATA, assert_bounded
 from tritile.families.common.fallback import EXTREME, UNFIT
-from tritile.families.fp16x3.lowering import suits
+from tritile.families.fp16x3.lowering import suits_fp16x3
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 EXTREMES = ("NaN", "infinite", "huge", "denormal")
@@ -59,7 +59,7 @@ def drawn(count):
     while count:
         m, n = (round(512 * 16 ** draw.random()) for _ in "mn")
         k = round(256 * 128 ** draw.random())
-        if suits(m, n, k):
+        if suits_fp16x3(m, n, k):
             count -= 1
             yield m, n, k
 

@@ -168,7 +168,7 @@ ours = pytest.raises(pytest.fail.Exception, match="tritile's kernel")
 def test_torch_predicted_at_swept_products():
     swept = [FP8_NT, INT8_NT, replace(FP8_NT, epilogue="scale_a=one scale_b=one bias=row")]
     others = [replace(FP8_NT, precision="fast"), replace(FP8_NT, epilogue="scale_a=column scale_b=row")]
-    assert [aten.is_as_swept(each) for each in (*swept, *others)] == [True] * 3 + [False] * 2
+    assert [aten.matches_sweeps(each) for each in (*swept, *others)] == [True] * 3 + [False] * 2
     kinds = [aten.kind_of(each) for each in (INT8_NT, *others, GROUPS)]
     assert kinds == ["int8 ieee", "float8_e4m3fn fast", "float8_e4m3fn ieee rows", "grouped bfloat16"]
 

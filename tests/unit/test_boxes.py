@@ -107,7 +107,7 @@ def test_power_of_two_rows_spread_banks(shape, itemsize):
     """Rows are kept apart in steps of what is read at once, so no more words meet than are read at once."""
     for config in WIDER:
         box = boxes.box_of(config, problem(shape, (1, 0), itemsize))
-        assert boxes.WORD * box.crowd <= max(config["READ"], itemsize), config
+        assert boxes.WORD * box.conflicts <= max(config["READ"], itemsize), config
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8])

@@ -318,7 +318,7 @@ def test_shapes_dtypes_gpus_as_typed(words, label, prepared):
 
 # Commands that print a table; each takes --json.
 TABLES = {
-    "doctor": "none that torch can use",
+    "doctor": "none visible to torch",
     "show --target h200": "bf16_nn",
     "explain 64 48 32 --target H200": "64x48x32",
     "explain 32x32x32": "on NVIDIA H200",
@@ -362,7 +362,7 @@ def test_tables_80_columns_json_clean(words, prepared, monkeypatch):
     [
         (
             "doctor",
-            "-> torch computes calls on the CPU; `tritile compile --target` compiles for a GPU elsewhere",
+            "-> torch computes calls on the CPU; `tritile compile --target` compiles for another GPU",
         ),
         ("ladder.py 8 --op transpose", "element by element a thread an element: far more of them under way"),
         ("show --target h200", f"256x256x256 NN float16 7.5 {CONFIG}"),
@@ -472,8 +472,8 @@ def test_show_lists_best():
     assert result.exit_code == 0
     assert "5.2" in result.output
     assert "7.5" not in result.output
-    assert "1 remembered" in result.output
-    assert "2 remembered" in run("show", "--target", "nvidia-h200", "--trials").output
+    assert "1 measurement of" in result.output
+    assert "2 measurements of" in run("show", "--target", "nvidia-h200", "--trials").output
 
 
 def test_show_decorated_kernels(monkeypatch):
@@ -511,7 +511,7 @@ def test_show_decorated_kernels(monkeypatch):
     ]  # fmt: skip
     only = run("show", "--target", "h200", "--kernel", "Model.relu", "--trials").output
     assert "hung" in only
-    assert "1 remembered" in only
+    assert "1 measurement of" in only
     assert "portfolios" not in only
     missing = refused("show", "--target", "h200", "--kernel", "nosuch", status=1)
     assert "nothing is remembered of nosuch on NVIDIA H200: there is Model.relu, softmax" in missing
@@ -626,7 +626,7 @@ def test_doctor_runs_kernel_names_cache(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     words = " ".join(result.output.split())
     assert "none ran: torch computed the product on the CPU; the largest difference from torch's" in words
-    assert ", which can be written" in words
+    assert ", writable" in words
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(blocked / "cache"))
@@ -717,7 +717,9 @@ def test_tune_prints_problems_and_torch(searches, terminal, monkeypatch):
     lines = found.stdout.splitlines()
     assert any(line.startswith("299x256x256 NN float16: 4.0 us, tile BLOCK_K=32") for line in lines)
     assert lines[-2] == "configs that failed: 1 compiled to .. bytes of spills"
-    summary = " s: 1.41x as fast as torch on the mean, worst 1.00 (301x256x256 NN float16); remembered in"
+    summary = (
+        " s: 1.41x as fast as torch (geometric mean), worst 1.00 (301x256x256 NN float16); remembered in"
+    )
     assert summary in lines[-1]
     assert "303x256x256 NN float16: nothing works" in notes.file.getvalue()
     assert ("3/3" in notes.file.getvalue()) == terminal
@@ -781,7 +783,7 @@ def test_tune_elsewhere_predicts(monkeypatch):
     )
     assert (problem["us"], problem["source"]) == (plan.us, plan.source)
     found = run("tune", "4096x4096x4096", "--target", "h200", env={"TRITILE_BACKENDS": "triton,aten"})
-    summary = r"^NVIDIA H200: 1 measured before, 0 predicted; [\d.]+x as fast as torch on the mean$"
+    summary = r"^NVIDIA H200: 1 measured before, 0 predicted; [\d.]+x as fast as torch \(geometric mean\)$"
     assert re.search(summary, found.stdout, re.M)
 
 

@@ -24,8 +24,8 @@ from tritile.families.work import lowered, pieces_of, work_of, workspace_bytes
 from tritile.ops.products import matmul_call
 from tritile.planning import model, plans
 from tritile.runtime import ahead, launch, native
-from tritile.runtime.counters import Taken
-from tritile.runtime.work import COUNTERS, Buffer, Descriptor, Section, laid_out
+from tritile.runtime.counters import Allocation
+from tritile.runtime.work import COUNTERS, Buffer, Descriptor, Workspace, laid_out
 
 HOPPER = target_device("nvidia-h200")
 TINY = Config.of(family="tile", BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, GROUP_M=1)
@@ -134,8 +134,8 @@ def test_buffers_reach_named_arguments(monkeypatch):
     call, counters = matmul_call(a, b, out, "ieee"), torch.zeros(64, dtype=torch.int64)
     work = work_of(call, by_descriptor(split=2), 132, False)
     kernels, memory, asked = [_Noting() for _ in work.steps], torch.empty(1 << 20, dtype=torch.uint8), []
-    taken = Taken(counters.data_ptr(), None)
-    take = SimpleNamespace(take=lambda count, stream: asked.append(count) or taken)
+    allocation = Allocation(counters.data_ptr(), None)
+    take = SimpleNamespace(take=lambda count, stream: asked.append(count) or allocation)
     monkeypatch.setattr(launch, "counters_of", lambda device: take)
     monkeypatch.setattr(launch, "current_gpu", lambda: 0)
     monkeypatch.setattr(launch, "current_raw_stream", lambda device: 7)
@@ -154,7 +154,11 @@ def test_buffers_reach_named_arguments(monkeypatch):
             elif isinstance(value, Descriptor):
                 assert given.base.address == lies[value.buffer]
     assert set(work.scratch) == {"copy_a", "parts"}
-    assert laid_out([Section("int8", 3), Section("float32", 65), Section("float64", 1)])[0] == [0, 256, 768]
+    assert laid_out([Workspace("int8", 3), Workspace("float32", 65), Workspace("float64", 1)])[0] == [
+        0,
+        256,
+        768,
+    ]
     assert (asked, work.counters) == ([16], 16)  # one for each tile
     parts = 2 * 16 * 64 * 64 * 4
     assert end == made._bytes == 256 * 256 * 2 + parts

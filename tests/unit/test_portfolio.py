@@ -23,7 +23,7 @@ from tritile.core.problem import GroupedProblem, MatmulProblem
 from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning
 from tritile.families import space
 from tritile.families.common.cost import Constants, facts_of
-from tritile.families.fp16x3.lowering import suits
+from tritile.families.fp16x3.lowering import suits_fp16x3
 from tritile.families.registry import digests
 from tritile.families.space import illegal
 from tritile.nn.exchanged import PARTS_AHEAD
@@ -471,7 +471,7 @@ def test_shipped_is_of_sweeps(monkeypatch):
     both = {row.problem: row.times for row in swept["inner_dim_kept"][1]}
     assert both == {problem: first.get(problem, {}) | more.get(problem, {}) for problem in first | more}
 
-    parts = [row for row in swept["fp16x3"][1] if suits(row.problem.m, row.problem.n, row.problem.k)]
+    parts = [row for row in swept["fp16x3"][1] if suits_fp16x3(row.problem.m, row.problem.n, row.problem.k)]
     assert len(parts) >= 5  # where fp16 parts are the default, torch took twice as long
     assert all(row.torch_us > PARTS_AHEAD * min(row.times.values()) for row in parts)
 

@@ -13,7 +13,7 @@ from tritile.core.device import target_device
 from tritile.core.problem import PRECISIONS_OF, GroupedProblem, MatmulProblem
 from tritile.errors import InvalidValueError
 from tritile.families import numerics
-from tritile.families.fp16x3.lowering import error_bound, suits
+from tritile.families.fp16x3.lowering import error_bound, suits_fp16x3
 from tritile.families.numerics import explained, meaning
 from tritile.nn.exchanged import PARTS_AHEAD
 from tritile.ops.request import request_of
@@ -85,12 +85,12 @@ def test_products_follow_torch_setting():
 def test_a_problem_says_the_same():
     problem = MatmulProblem(1, *LARGE, "float32", "float32")
     halves = MatmulProblem(1, *LARGE, "float16", "float16")
-    assert numerics.unnamed(problem) is problem
+    assert numerics.with_default_precision(problem) is problem
     with tritile.mode(fp32="fp16x3"):
-        assert numerics.unnamed(problem).precision == "fp16x3"
-        assert numerics.unnamed(numerics.in_one_way(problem)).precision == "ieee"
-        assert numerics.unnamed(replace(problem, precision="tf32")).precision == "tf32"
-        assert numerics.unnamed(halves) is halves
+        assert numerics.with_default_precision(problem).precision == "fp16x3"
+        assert numerics.with_default_precision(numerics.as_invariant(problem)).precision == "ieee"
+        assert numerics.with_default_precision(replace(problem, precision="tf32")).precision == "tf32"
+        assert numerics.with_default_precision(halves) is halves
 
 
 def test_precisions_have_meanings():
@@ -138,7 +138,7 @@ def test_fp16x3_halves_torch_time():
     found = []
     for file in (ROOT / "tuning/results").glob("*/fp32.jsonl"):
         for line in map(json.loads, file.read_text().splitlines()):
-            if line["precision"] == "fp16x3" and suits(line["m"], line["n"], line["k"]):
+            if line["precision"] == "fp16x3" and suits_fp16x3(line["m"], line["n"], line["k"]):
                 found.append(line["torch_us"] / line["tritile_us"])
     assert len(found) >= 8
     assert min(found) > PARTS_AHEAD

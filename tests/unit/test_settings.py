@@ -152,7 +152,7 @@ def test_no_home_temporary_folder(home, cache, tmp_path):
     assert done.returncode == 0, done.stderr
     folder = tmp_path / f"tritile-{os.geteuid()}"
     assert f"results are kept in {folder}" in done.stdout
-    assert f"{folder}, which can be written" in done.stdout
+    assert f"{folder}, writable" in done.stdout
     assert folder.stat().st_mode & 0o777 == 0o700
 
 

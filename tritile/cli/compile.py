@@ -11,7 +11,7 @@ from tritile.core.settings import current_mode
 from tritile.errors import InvalidValueError
 
 ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu")  # of `core.epilogue`
-_SHOWN: Final = 10  # configs of which a kernel is missing, as mode "strict" lists them
+_SHOWN: Final = 10  # configs with a missing kernel that mode "strict" lists
 
 
 @app.command(
@@ -103,7 +103,8 @@ def compile_(
     if len(shown) < len(reasons):
         console.print(f"... and {len(reasons) - len(shown)} more", style="red")
     found = f"{counted(len(kernels), 'kernel')} of {counted(len(problems), 'problem')} on {device.name}"
-    console.print(f"{knobs.cache.dir}: {found}{', compiled already' * (strict and bool(kernels))}")
+    already = ", compiled already" if strict and kernels else ""
+    console.print(f"{knobs.cache.dir}: {found}{already}")
     if reasons:
         what = "are missing: the same command with TRITILE_MODE=cached compiles them"
         console.print(f"kernels of {counted(len(reasons), 'config')} {what if strict else 'do not compile'}")

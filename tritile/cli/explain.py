@@ -35,7 +35,7 @@ def explain(
 
     shape = suites.parse_shape(shared.joined(sizes), op, dtype, layout)
     device = shared.device_of(target, otherwise="h200")
-    problem = numerics.unnamed(shape.problem)
+    problem = numerics.with_default_precision(shape.problem)
     with shared.working("compiling"):
         found = tritile.explain(problem, device=device, config=config or None)
     if as_json:

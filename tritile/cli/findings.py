@@ -62,9 +62,9 @@ def _settings() -> list[Finding]:
 
 def _gpu(gpu: devices.Device | None) -> list[Finding]:
     if gpu is None:
-        who = "Triton's interpreter runs kernels" if INTERPRETING else "torch computes calls on the CPU"
-        advice = f"{who}; `tritile compile --target` compiles for a GPU elsewhere"
-        return [Finding("GPU", "none that torch can use", True, advice)]
+        runs = "Triton's interpreter runs kernels" if INTERPRETING else "torch computes calls on the CPU"
+        advice = f"{runs}; `tritile compile --target` compiles for another GPU"
+        return [Finding("GPU", "none visible to torch", True, advice)]
     facts = f"{gpu.name}, {gpu.arch}, {gpu.processors} SMs, {gpu.memory_gbps:.0f} GB/s"
     facts += f", {gpu.shared_memory / 1024:.0f} KiB shared memory"
     table, advice = "none", "tritile tune --suite llm, for example, measures here"
@@ -105,7 +105,7 @@ def _cache(gpu: devices.Device | None) -> Finding:
         advice = "set TRITILE_CACHE_DIR to a writable folder"
         return Finding("cache", f"{folder}: {brief(error)}", False, advice)
     if gpu is None:
-        return Finding("cache", f"{folder}, which can be written")
+        return Finding("cache", f"{folder}, writable")
     count = sum(1 for _ in store_of(gpu).all_trials())
     return Finding("cache", f"{folder}: {counted(count, 'trial')} of {gpu.name}")
 

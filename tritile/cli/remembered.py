@@ -94,7 +94,7 @@ def show(
     ]
     if lines:
         print_table(lines, "remembered")
-    console.print(f"{len(remembered)} remembered, of {device.name}, in {store.path}")
+    console.print(f"{shared.counted(len(remembered), 'measurement')} of {device.name} in {store.path}")
     if others:
         console.print(others)
 
@@ -103,7 +103,7 @@ def _sorted_out(device: "Device") -> "tuple[list[tuple[str, Trial]], str]":
     """Return the trials of this GPU, these versions and, for tritile's own kernels, this source.
 
     Each comes with its kernel's digest. The text tells how many others there are, and what they are of; it is
-    "" where there are none.
+    "" if there are none.
     """
     from tritile.families import registry as families
     from tritile.planning import aten

@@ -79,7 +79,7 @@ def typed(context: typer.Context) -> dict[str, str]:
 
 
 def refuse_together(named: Mapping[str, str], one: str, others: Iterable[str], why: str) -> None:
-    """Raise InvalidValueError where parameter `one` was typed, and one of the others too."""
+    """Raise InvalidValueError if parameter `one` was typed, and one of the others too."""
     for other in others if one in named else ():
         if other in named:
             raise InvalidValueError(f"{named[one]} does not go with {named[other]}: {why}")
@@ -106,7 +106,7 @@ def refuse_unread(
 
 def counted(count: int, noun: str) -> str:
     """Return a count and a noun: 1 trial, 2 trials."""
-    return f"{count} {noun}{'s' * (count != 1)}"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _op_name(op: str) -> str:
@@ -182,7 +182,7 @@ ConfigText = Annotated[
 Target = Annotated[
     str | None,
     typer.Option(
-        help=f"A GPU that need not be here: {', '.join(GPUS)}; or a name like nvidia-h200, sm_90, gfx942.",
+        help=f"A GPU, installed or not: {', '.join(GPUS)}; or a name like nvidia-h200, sm_90, gfx942.",
         autocompletion=lambda incomplete: [name for name in GPUS if name.startswith(incomplete)],
     ),
 ]
@@ -256,7 +256,7 @@ def cases_of(
 ) -> "list[Case]":
     """Return the cases of explicit shapes and of suites whose names hold `only`; by default, suite "quick".
 
-    Raises InvalidValueError where there is no such case.
+    Raises InvalidValueError if there is no such case.
     """
     from tritile.tune import suites
 
@@ -286,7 +286,7 @@ def as_called(cases: "Iterable[Case]") -> "list[Case]":
     found = list(cases)
     for i, case in enumerate(found):
         problem = case.problem
-        if numerics.unnamed(problem) is not problem:
+        if numerics.with_default_precision(problem) is not problem:
             found[i] = replace(case, precision=numerics.BY_DATA)
     return found
 
@@ -304,7 +304,7 @@ def problems_of(cases: "Iterable[Case]", device: "Device") -> "list[Tiled]":
     refused = [problem for problem in problems if numerics.by_data(problem)]
     for problem in refused:
         say(f"{problem.label}: left out, as no batch-invariant call has its precision")
-    return [numerics.in_one_way(problem) for problem in problems if problem not in refused]
+    return [numerics.as_invariant(problem) for problem in problems if problem not in refused]
 
 
 def progress(shown: bool = True) -> Progress:
@@ -376,7 +376,7 @@ def device_of(target: str | None, otherwise: str | None = None) -> "Device":
 
 
 def gpu_here(advice: str = "nothing can be measured") -> "Device":
-    """Return the current GPU. Raises InvalidValueError where there is none."""
+    """Return the current GPU. Raises InvalidValueError if there is none."""
     from tritile.core import device as devices
 
     device = devices.current_gpu()

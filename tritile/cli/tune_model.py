@@ -21,7 +21,7 @@ ROUNDS = 9  # of both sides, after the run that measures
 
 
 def step_of(name: str) -> Callable[[], Any]:
-    """Return the function that `module:function` names. Raises InvalidValueError where there is none."""
+    """Return the function that `module:function` names. Raises InvalidValueError if there is none."""
     module, colon, function = name.partition(":")
     if not (module and colon and function):
         raise InvalidValueError(f"--model {name!r}: expected module:function, like train:step")

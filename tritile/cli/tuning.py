@@ -28,7 +28,7 @@ from tritile.tuner.store.trials import store_of
 def ranks() -> tuple[int, int, int, int]:
     """Return RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE of torchrun, or 0, 1, 0, 1 without it.
 
-    Raises InvalidValueError where they make no sense.
+    Raises InvalidValueError if they make no sense.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return 0, 1, 0, 1
@@ -44,18 +44,22 @@ def ranks() -> tuple[int, int, int, int]:
 
 
 def _torch_us(problem: Problem, device: Device) -> float | None:
-    found = store_of(device).best(TORCH, problem)
-    return None if found is None else found.us
+    trial = store_of(device).best(TORCH, problem)
+    return None if trial is None else trial.us
 
 
 def _summary(done: Sequence[Tuned], device: Device, seconds: float) -> str:
     """One line on what was tuned, how it compares with torch, and whether it is remembered."""
-    best = {found.problem: found.best.time for found in done if found.best is not None}
+    best = {tuned.problem: tuned.best.time for tuned in done if tuned.best is not None}
     text = f"{counted(len(best), 'problem')} in {seconds:.0f} s"
-    ratios = {each.label: torchs / us for each, us in best.items() if (torchs := _torch_us(each, device))}
+    ratios = {
+        problem.label: torch_us / us
+        for problem, us in best.items()
+        if (torch_us := _torch_us(problem, device))
+    }
     if ratios:
         worst = min(ratios, key=ratios.__getitem__)
-        text += f": {statistics.geometric_mean(ratios.values()):.2f}x as fast as torch on the mean"
+        text += f": {statistics.geometric_mean(ratios.values()):.2f}x as fast as torch (geometric mean)"
         text += f", worst {ratios[worst]:.2f} ({worst})" if len(ratios) > 1 else ""
         text += f", of {len(ratios)} compared" if len(ratios) < len(best) else ""
     store = store_of(device)
@@ -65,15 +69,15 @@ def _summary(done: Sequence[Tuned], device: Device, seconds: float) -> str:
 
 def measurable(problems: Iterable[Tiled]) -> list[Tiled]:
     """Leave out problems that only torch computes, and say so. Raises UnsupportedError if none is left."""
-    found = list[Tiled]()
+    kept = list[Tiled]()
     for problem in problems:
         if aten.is_torch_only(problem):
             shared.say(f"{problem.label}: left out, because only torch computes it")
         else:
-            found.append(problem)
-    if not found:
+            kept.append(problem)
+    if not kept:
         raise UnsupportedError("only torch computes such problems: there is nothing of tritile's to measure")
-    return found
+    return kept
 
 
 def tune_here(
@@ -85,7 +89,7 @@ def tune_here(
     gpu_tables.pinned(device)  # a TRITILE_TABLE that cannot be read ends it before anything is measured
     others = f"{len(todo)} of {counted(len(problems), 'problem')} to tune, the others are remembered"
     console.print(f"{device.name}: {others}")
-    index, store, begun = devices.current_index(), store_of(device), time.monotonic()
+    index, store, started = devices.current_index(), store_of(device), time.monotonic()
     remember, done, failures = logged(store.add), list[Tuned](), Counter[str]()
 
     def on_trial(digest: str, trial: Trial) -> None:
@@ -97,34 +101,34 @@ def tune_here(
     with interruptible(budget) as should_continue, shared.progress(not rank) as bar:
         task = bar.add_task("tuning", total=len(todo))
         with PoolRunner(index, jobs) as runner:
-            for found in now.tune(todo, device, runner, on_trial, rules, force, should_continue):
-                done.append(found)
-                label, best, torch_us = found.problem.label, found.best, _torch_us(found.problem, device)
+            for tuned in now.tune(todo, device, runner, on_trial, rules, force, should_continue):
+                done.append(tuned)
+                label, best, torch_us = tuned.problem.label, tuned.best, _torch_us(tuned.problem, device)
                 if best is None:
-                    shared.say(f"{rank}{label}: {found.failure}")
+                    shared.say(f"{rank}{label}: {tuned.failure}")
                 else:
-                    torchs = f", torch {torch_us:.1f} us" if torch_us else ""
-                    tried = f"({counted(found.trials, 'config')}, {found.seconds:.1f} s)"
-                    console.print(f"{rank}{label}: {best.time:.1f} us{torchs}, {best.config} {tried}")
+                    torch_text = f", torch {torch_us:.1f} us" if torch_us else ""
+                    tried = f"({counted(tuned.trials, 'config')}, {tuned.seconds:.1f} s)"
+                    console.print(f"{rank}{label}: {best.time:.1f} us{torch_text}, {best.config} {tried}")
                 bar.update(task, advance=1, description=label)
         bar.update(task, description="timing torch")
-        for problem in (found.problem for found in done if found.best is not None):
+        for problem in (tuned.problem for tuned in done if tuned.best is not None):
             if isinstance(problem, Tiled) and _torch_us(problem, device) is None and should_continue():
                 now.time_torch(problem, device, index or 0)
-    left, seconds = sum(not is_tuned(problem, device) for problem in todo), time.monotonic() - begun
-    if left > sum(found.best is None for found in done):
+    left, seconds = sum(not is_tuned(problem, device) for problem in todo), time.monotonic() - started
+    if left > sum(tuned.best is None for tuned in done):
         console.print(f"{rank}{counted(left, 'problem')} left: the same command goes on from here")
     if as_json:
         listed = [
             {
-                "problem": found.problem.label,
-                "us": found.best and found.best.time,
-                "torch_us": _torch_us(found.problem, device),
-                "tried": found.trials,
-                "config": found.best and found.best.config.to_dict(),
-                "failure": found.failure,
+                "problem": tuned.problem.label,
+                "us": tuned.best and tuned.best.time,
+                "torch_us": _torch_us(tuned.problem, device),
+                "tried": tuned.trials,
+                "config": tuned.best and tuned.best.config.to_dict(),
+                "failure": tuned.failure,
             }
-            for found in done
+            for tuned in done
         ]
         facts = {"gpu": device.name, "seconds": seconds, "left": left, "store": store.path}
         shared.print_json(facts | {"problems": listed})
@@ -140,8 +144,8 @@ _MEASURED: Final = "exact", "pinned", "table"  # sources of plans whose reasons 
 
 
 def tune_elsewhere(problems: list[Tiled], device: Device, as_json: bool) -> None:
-    """Print what calls run on a GPU that is not here, and how long that is predicted to take."""
-    found, ratios = list[plans.Plan](), dict[str, float]()
+    """Print what calls run on a GPU that is not installed, and how long that is predicted to take."""
+    planned, ratios = list[plans.Plan](), dict[str, float]()
     with shared.progress() as bar:
         for problem in bar.track(problems, description="predicting"):
             try:
@@ -150,7 +154,7 @@ def tune_elsewhere(problems: list[Tiled], device: Device, as_json: bool) -> None
                 shared.say(f"{problem.label}: {error}")
                 continue
             assert plan is not None  # only mode "tune" returns None
-            found.append(plan)
+            planned.append(plan)
             by_torch = plan.config == aten.CONFIG
             if plan.us and plan.other_us:
                 ratios[problem.label] = 1.0 if by_torch else plan.other_us / plan.us
@@ -164,16 +168,17 @@ def tune_elsewhere(problems: list[Tiled], device: Device, as_json: bool) -> None
         listed = [
             {"problem": plan.problem.label, "us": plan.us, "other_us": plan.other_us, "source": plan.source}
             | {"config": plan.config.to_dict()}
-            for plan in found
+            for plan in planned
         ]
         return shared.print_json({"gpu": device.name, "problems": listed})
-    measured = sum(plan.source in _MEASURED for plan in found)
-    unmeasured = sum(plan.source == "torch" for plan in found)
-    text = f"{device.name}: {measured} measured before, {len(found) - measured - unmeasured} predicted"
-    text += f", {unmeasured} left to torch's kernel" * (unmeasured > 0)
+    measured = sum(plan.source in _MEASURED for plan in planned)
+    unmeasured = sum(plan.source == "torch" for plan in planned)
+    text = f"{device.name}: {measured} measured before, {len(planned) - measured - unmeasured} predicted"
+    if unmeasured:
+        text += f", {unmeasured} left to torch's kernel"
     if ratios:
-        text += f"; {statistics.geometric_mean(ratios.values()):.2f}x as fast as torch on the mean"
-        text += f", of {len(ratios)} compared" if len(ratios) < len(found) else ""
+        text += f"; {statistics.geometric_mean(ratios.values()):.2f}x as fast as torch (geometric mean)"
+        text += f", of {len(ratios)} compared" if len(ratios) < len(planned) else ""
     console.print(text)
     console.print("nothing was measured now: calls on such a GPU use these configs as they are")
     console.print(

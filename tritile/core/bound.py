@@ -14,7 +14,7 @@ _NOTHING: Final = object()
 
 
 def found(path: str) -> Any:
-    """Return what a dotted path names. Raises AttributeError where nothing has that name."""
+    """Return what a dotted path names. Raises AttributeError if nothing has that name."""
     parts = path.split(".")
     for end in range(len(parts) - 1, 0, -1):
         name = ".".join(parts[:end])

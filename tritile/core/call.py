@@ -371,7 +371,7 @@ def call_for(problem: Tiled, make: Make | None = None) -> Call:
             matrices("out", dtype, ("row", n), (m, n)),
             problem.bits, problem.group_size, problem.invariant,
         )  # fmt: skip
-    if dtype in FP8_DTYPES and problem.is_torchs:
+    if dtype in FP8_DTYPES and problem.needs_torch:
         raise UnsupportedError(f"{problem.label}: only torch computes it")
     of_a, of_b, of_out = zip(problem.layouts, problem.leading, strict=True)
     if isinstance(problem, GroupedProblem):

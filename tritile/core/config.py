@@ -125,19 +125,22 @@ class Config:
         return self._values[name]
 
     def __repr__(self) -> str:
-        first = [f"family={self.family!r}"] * bool(self.family)
-        words = [*first, *(f"{name}={value!r}" for name, value in self.kwargs)]
+        words = [f"family={self.family!r}"] if self.family else []
+        words += [f"{name}={value!r}" for name, value in self.kwargs]
         words += [f"num_warps={self.num_warps}", f"num_stages={self.num_stages}"]
-        rest = [f"num_ctas={self.num_ctas}"] * (self.num_ctas != 1)
-        rest += [f"maxnreg={self.maxnreg}"] * (self.maxnreg is not None)
-        return f"Config.of({', '.join(words)})" + f".derived({', '.join(rest)})" * bool(rest)
+        derived = f".derived({', '.join(self._uncommon)})" if self._uncommon else ""
+        return f"Config.of({', '.join(words)}){derived}"
 
     def __str__(self) -> str:
-        words = [self.family] * bool(self.family) + [f"{name}={value}" for name, value in self.kwargs]
-        words += [f"num_warps={self.num_warps}", f"num_stages={self.num_stages}"]
-        words += [f"num_ctas={self.num_ctas}"] * (self.num_ctas != 1)
-        words += [f"maxnreg={self.maxnreg}"] * (self.maxnreg is not None)
+        words = [self.family] if self.family else []
+        words += [f"{name}={value}" for name, value in self.kwargs]
+        words += [f"num_warps={self.num_warps}", f"num_stages={self.num_stages}", *self._uncommon]
         return " ".join(words)
+
+    @property
+    def _uncommon(self) -> list[str]:
+        words = [f"num_ctas={self.num_ctas}"] if self.num_ctas != 1 else []
+        return words if self.maxnreg is None else [*words, f"maxnreg={self.maxnreg}"]
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON, which `from_dict` reads back."""

@@ -158,7 +158,7 @@ HOST: Final = Device("host", "cpu", "host", 1, 1 << 20, 1 << 20, 1.0, 1.0)
 
 @functools.cache
 def compiler_version(backend: str, arch: int | str) -> str:
-    """Return the version of the assembler that Triton calls for this target, "" where it does not say."""
+    """Return the version of the assembler that Triton calls for this target, "" if it does not say."""
     if backend != "cuda" or not isinstance(arch, int):
         return ""
     try:

@@ -25,13 +25,13 @@ class Epilogue:
     With `gated` it is activation(...) * (a @ up + bias_up) + residual, for a second matrix `up` of the size
     of b.
 
-    - Each operand says how it is spread over the result (see SPREADS), "" where there is none.
+    - Each operand says how it is spread over the result (see SPREADS), "" if there is none.
     - `activation` is one of ACTIVATIONS or "".
     - `weighted`: alpha and beta are given.
 
     It is false where nothing is to be done. In files, on command lines and in messages it is the text that
     `str` returns and `parse` reads, which lists what there is: "scale_a=column scale_b=row bias=row gelu".
-    Raises InvalidValueError where a field is out of its range.
+    Raises InvalidValueError if a field is out of its range.
     """
 
     scale_a: str = ""
@@ -84,7 +84,7 @@ class Epilogue:
 
     @property
     def constants(self) -> tuple[str | bool, ...] | None:
-        """The fields in order, for which kernels are compiled; None where nothing is to be done."""
+        """The fields in order, for which kernels are compiled; None if nothing is to be done."""
         return astuple(self) if self else None
 
 

@@ -34,13 +34,13 @@ _forgetful: list[Callable[[], None]] = []
 
 
 def new_memo() -> dict[Any, Any]:
-    """Return a new `Memo`, for prepared launches, that `forget` empties."""
+    """Return a new `Memo`, which `forget` empties."""
     _memos.append(Memo())
     return _memos[-1]
 
 
 def also_forgets(drop: Callable[[], None]) -> None:
-    """Have this called by `forget` too, after all memos are empty."""
+    """Register a function that `forget` calls after it has emptied all memos."""
     if drop not in _forgetful:
         _forgetful.append(drop)
 

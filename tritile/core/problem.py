@@ -192,7 +192,7 @@ class MatmulProblem(_Laid):
         check(isinstance(self.epilogue, Epilogue), self, "an Epilogue, or its text")
         check_sizes(self, self.batch, self.m, self.n, self.k)
         check_fields(self, dtype=MATMUL_DTYPES, out_dtype=tuple(ITEMSIZE), block_scales=tuple(BLOCK_SCALES))
-        check_fields(self, precision=(*PRECISIONS, *[AS_TORCH] * (self.dtype == "float32")))
+        check_fields(self, precision=(*PRECISIONS, AS_TORCH) if self.dtype == "float32" else PRECISIONS)
         self._check_laid()
         mixed = {self.dtype, self.b_dtype} == set(FP8_DTYPES)
         check(not self.b_dtype or mixed, self, "a b_dtype only where a and b are of fp8 types that differ")
@@ -208,7 +208,7 @@ class MatmulProblem(_Laid):
         return 2 if self.epilogue.gated else 1
 
     @property
-    def is_torchs(self) -> bool:
+    def needs_torch(self) -> bool:
         """True if torch's kernel alone makes it.
 
         fp8 with scales within the sum, and a setting of torch's that tritile does not know.
@@ -262,9 +262,9 @@ class MatmulProblem(_Laid):
         batch = f"{self.batch}x" if self.batch > 1 else ""
         precision = f" {self.precision}" if self.dtype in PRECISIONS_OF else ""
         epilogue = f" {self.epilogue}" if self.epilogue else ""
-        dtype = self.dtype + f" by {self.b_dtype}" * bool(self.b_dtype)
-        scales = f" scales {self.block_scales}" * bool(self.block_scales)
-        mode = " invariant" * self.invariant
+        dtype = f"{self.dtype} by {self.b_dtype}" if self.b_dtype else self.dtype
+        scales = f" scales {self.block_scales}" if self.block_scales else ""
+        mode = " invariant" if self.invariant else ""
         return f"{batch}{self.m}x{self.n}x{self.k} {self.letters} {dtype}{precision}{scales}{epilogue}{mode}"
 
 
@@ -366,7 +366,7 @@ class GroupedProblem(_Laid):
         check(self.m <= MAX_RAGGED, self, f"m of at most {MAX_RAGGED}")
 
     @property
-    def is_torchs(self) -> bool:
+    def needs_torch(self) -> bool:
         """True if torch's kernel alone makes it: products of fp8."""
         return self.scaled or self.dtype in FP8_DTYPES
 
@@ -391,8 +391,8 @@ class GroupedProblem(_Laid):
     def label(self) -> str:
         sizes = f"({self.m})x{self.n}x{self.k}"
         precision = f" {self.precision}" if self.dtype == "float32" else ""
-        flags = " scaled" * self.scaled + " invariant" * self.invariant
-        return f"{self.groups} of {sizes} {self.letters} {self.dtype}{precision}{flags}"
+        scaled, mode = " scaled" if self.scaled else "", " invariant" if self.invariant else ""
+        return f"{self.groups} of {sizes} {self.letters} {self.dtype}{precision}{scaled}{mode}"
 
 
 # --- Products with a weight of 4- or 8-bit integers, laid out as `tritile.core.quantized` says ---
@@ -503,7 +503,7 @@ class QuantizedProblem(_Sized):
     def product(self) -> MatmulProblem:
         """The same product with a weight that is not quantized, which lies row by row."""
         layouts, aligns = (self.x_layout, "column"), (self.x_align, 16, alignment(self.itemsize * self.n))
-        dtypes, epilogue = (self.dtype, self.dtype), Epilogue(bias="row" * self.bias)
+        dtypes, epilogue = (self.dtype, self.dtype), Epilogue(bias="row" if self.bias else "")
         return MatmulProblem(1, self.m, self.n, self.k, *dtypes, *layouts, "row", *aligns, epilogue=epilogue)
 
     @property
@@ -511,7 +511,7 @@ class QuantizedProblem(_Sized):
         zeros, bias = " zeros" if self.zero_points else "", " bias" if self.bias else ""
         strided = " strided" if self.x_layout == "strided" else ""
         weight = f"int{self.bits}/{self.group_size}{zeros}"
-        mode = " invariant" * self.invariant
+        mode = " invariant" if self.invariant else ""
         return f"{self.m}x{self.n}x{self.k} {self.dtype} by {weight}{bias}{strided}{mode}"
 
 

@@ -152,7 +152,7 @@ class _Choosing(contextlib.ContextDecorator):
 
 
 def requested_mode() -> Mode | None:
-    """Return the mode of the innermost `mode(...)`, else `TRITILE_MODE`; None where neither is set."""
+    """Return the mode of the innermost `mode(...)`, else `TRITILE_MODE`; None if neither is set."""
     is_set = _MODE.chosen.get() is not None or _ENVIRON.get(_MODE.name)
     return _MODE.get() if is_set else None
 

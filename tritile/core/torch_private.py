@@ -49,7 +49,7 @@ def is_external(stream: torch.cuda.Stream) -> bool:
     return stream.cuda_stream != 0 and stream.stream_id == stream.cuda_stream
 
 
-# True where torch.use_deterministic_algorithms is on.
+# True if torch.use_deterministic_algorithms is on.
 is_deterministic: Any = bound(
     "torch._C._get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
 )
@@ -68,7 +68,7 @@ def constant_in_graphs(function: _Function) -> _Function:
 
 # Return how many `__torch_dispatch__` modes are on; some may be where torch does not say.
 modes_entered: Any = bound("torch._C._len_torch_dispatch_stack", lambda: 1)
-# True where torch.autocast is on for any device.
+# True if torch.autocast is on for any device.
 is_any_autocast_on: Any = bound(
     "torch._C._is_any_autocast_enabled", lambda: any(map(torch.is_autocast_enabled, ("cuda", "cpu")))
 )

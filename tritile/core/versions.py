@@ -26,7 +26,7 @@ def tested(name: str) -> str:
 
 
 def untested(name: str, version: str) -> str:
-    """Say that a version of "triton" or "torch" is newer than the newest tested; "" where it is not."""
+    """Return a sentence if a version of "triton" or "torch" is newer than the newest tested, else ""."""
     if parsed(version) <= NEWEST[name]:
         return ""
     return f"{name} {version} is newer than {tested(name)}, the newest with which tritile is tested"
@@ -34,7 +34,7 @@ def untested(name: str, version: str) -> str:
 
 @functools.cache
 def warn_untested() -> None:
-    """Warn with UntestedWarning, once in a process, where Triton or torch is newer than the newest tested."""
+    """Warn with UntestedWarning, once in a process, if Triton or torch is newer than the newest tested."""
     for text in (untested("triton", triton.__version__), untested("torch", torch.__version__)):
         if text:
             warnings.warn(f"{text}: run `tritile doctor` if anything fails", UntestedWarning, stacklevel=3)

@@ -18,8 +18,8 @@ class Family:
     """Describe a kernel that makes an operation by configs of its own.
 
     - `space()`: yields every config.
-    - `illegal(config, problem, device)`: says why a config may not run a problem, None where it may.
-    - `pointless(config, problem, device)`: tells whether a config is dominated: another does the same or
+    - `illegal(config, problem, device)`: says why a config may not run a problem, None if it may.
+    - `is_dominated(config, problem, device)`: tells whether a config is dominated: another does the same or
       strictly less work.
     - `cost(config, problem, device)`: returns what a program of a product does, from which the formula of all
       products predicts a time; or microseconds, by a formula of its own.
@@ -30,11 +30,11 @@ class Family:
       operation.
     - `options`: parameters that only some configs have.
     - `also`: other kernels of its launches, which count for its digest.
-    - `resident(config, problem, device)`: returns how many programs an SM holds at once; None where it is not
+    - `resident(config, problem, device)`: returns how many programs an SM holds at once; None if it is not
       known.
     - `contends(problem)`: tells whether one of its configs can be the fastest.
     - `margin`: how many times as long a portfolio's pick has to be predicted to take, for the family's own to
-      run in its place. None where portfolios hold its configs: other formulas are not fitted to measurements.
+      run in its place. None if portfolios hold its configs: other formulas are not fitted to measurements.
     - `interpreted(problem)`: returns the config in Triton's interpreter, of an operation's first family; None
       for large tiles.
     """
@@ -44,7 +44,7 @@ class Family:
     kernel: Kernel
     space: Callable[[], Iterable[Config]]
     illegal: Callable[[Config, Any, Device], str | None]
-    pointless: Callable[[Config, Any, Device], bool]
+    is_dominated: Callable[[Config, Any, Device], bool]
     cost: Callable[[Config, Any, Device], Program | float]
     work: Callable[[Any, Config, int, bool], Work]
     numerics: Callable[[Config, Any, Device], Numerics] = of_product

@@ -21,7 +21,7 @@ from tritile.runtime.launch import Launch, SplitLaunch
 def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
     """Compile a call for the GPU that its tensors are on, and load.
 
-    Raises TuningError where the config does not compile, or asks for more than the GPU has, and
+    Raises TuningError if the config does not compile, or asks for more than the GPU has, and
     NotCompiledError where compiles are refused. A programming error passes.
     """
     index, pieces = call.tensors[0].device.index, []

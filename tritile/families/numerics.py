@@ -60,7 +60,7 @@ class Numerics(NamedTuple):
       words", "fp64", or "exact".
     - `parts`: parts of K that are summed by programs of their own.
     - `step`: elements of K that are summed apart, 0 where blocks make no difference.
-    - `rounding`: who rounds to TF32, "tma" or "kernel"; "" where nobody does.
+    - `rounding`: who rounds to TF32, "tma" or "kernel"; "" if nobody does.
     - `scaled`: what scales of a packed weight multiply: "weights", which are then rounded, or "sums" over a
       block of K.
     """
@@ -73,7 +73,7 @@ class Numerics(NamedTuple):
 
 
 def _only_instruction(problem: Product) -> str:
-    """Return the instruction of a product that has no choice of it, "" where tensor cores have several."""
+    """Return the instruction of a product that has no choice of it, "" if tensor cores have several."""
     if problem.dtype == "int8":
         return "exact"
     if uses_tensor_cores(problem):
@@ -159,7 +159,7 @@ def by_data(problem: Tiled) -> bool:
     return isinstance(problem, MatmulProblem) and problem.precision == BY_DATA
 
 
-def unnamed(problem: Tiled) -> Tiled:
+def with_default_precision(problem: Tiled) -> Tiled:
     """Return the problem of the same call, where that names no precision, by `mode(fp32=...)`."""
     if not isinstance(problem, MatmulProblem) or problem.rights > 1 or problem.invariant:
         return problem
@@ -168,7 +168,7 @@ def unnamed(problem: Tiled) -> Tiled:
     return replace(problem, precision=BY_DATA)
 
 
-def in_one_way(problem: Tiled) -> Tiled:
+def as_invariant(problem: Tiled) -> Tiled:
     found: Tiled = problem if isinstance(problem, PermuteProblem) else replace(problem, invariant=True)
     return found
 

@@ -31,11 +31,11 @@ def _core(problem: Tiled) -> Tiled:
 
 
 def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may.
+    """Say why `config` may not run `problem` on `device`, None if it may.
 
     This is decided before compiling. The resources of the compiled kernel are checked after it is compiled.
     """
-    if isinstance(problem, Product) and problem.is_torchs:
+    if isinstance(problem, Product) and problem.needs_torch:
         return "only torch computes it"
     family = FAMILIES[problem.op].get(config.family)
     if family is None:
@@ -50,7 +50,7 @@ def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
 
 
 def _sums_fault(family: Family, config: Config, problem: Tiled, device: Device) -> str | None:
-    """Say why a config would not sum as all others of batch-invariant mode do, None where it does."""
+    """Say why a config would not sum as all others of batch-invariant mode do, None if it does."""
     found, wanted = family.numerics(config, problem, device), canonical(problem, device)
     pairs = zip(Numerics._fields, found, wanted, strict=True)
     differs = ", ".join(f"{name} {own!r}, not {other!r}" for name, own, other in pairs if own != other)
@@ -61,7 +61,7 @@ def dominated(problem: Tiled, device: Device) -> Callable[[Config], bool]:
     """True for a config where another of the same family does the same work or less."""
     families, core = FAMILIES[problem.op], _core(problem)
     large = pad_to_canonical_tile(core, canonical(core, device)) if invariant(problem) else core
-    return lambda config: families[config.family].pointless(config, large, device)
+    return lambda config: families[config.family].is_dominated(config, large, device)
 
 
 def worthwhile(configs: Iterable[Config], problem: Tiled, device: Device) -> list[Config]:
@@ -76,7 +76,7 @@ def unbanded(config: Config) -> Config:
 def legal_configs(problem: Tiled, device: Device, family: str | None = None) -> list[Config]:
     """Return every legal config, or those of one family, worth running for this problem on this device.
 
-    A family that is named need not be a contender. Raises UnsupportedError, with the reason, where none is
+    A family that is named need not be a contender. Raises UnsupportedError, with the reason, if none is
     legal.
     """
     worse, known = dominated(problem, device), FAMILIES[problem.op]

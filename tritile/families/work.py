@@ -31,7 +31,7 @@ def early(device: Device) -> bool:
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered | None:
-    """Return what a product is lowered to, None where kernels make it directly."""
+    """Return what a product is lowered to, None if kernels make it directly."""
     if call.problem.in_parts:
         return fp16x3.lowered(call, early)  # whose core is not lowered again
     return rows.lowered(call, early) if call.problem.by_rows else None
@@ -42,7 +42,7 @@ def work_of(call: Call, config: Config, processors: int, early: bool) -> Work:
 
     `early`: kernels use programmatic dependent launch: they start before the kernel ahead in the stream is
     done, and wait themselves for their inputs. Of a call that torch makes, what unpacks its weight is ours.
-    Raises TuningError where the family cannot make the call.
+    Raises TuningError if the family cannot make the call.
     """
     if isinstance(call, QuantizedCall) and config.family == ATEN:
         return unpacking(call.problem, early)

@@ -193,14 +193,15 @@ def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any])
     plan = kernel.planned(args, kwargs, device)
     config = identity(plan.config)
     call = kernel.call(args, {"warmup": False} | kwargs, device)
-    with elsewhere(replace(call, configs={config: plan.config})) as (shop, subject):
+    raced = [config] if kernel.reference is None else [config, REFERENCE]
+    with elsewhere(replace(call, configs={config: plan.config})) as (runner, tunable):
         try:
-            shop.begin(subject)
-            samples = shop.race(subject, [config, *[REFERENCE] * (kernel.reference is not None)])
+            runner.begin(tunable)
+            samples = runner.race(tunable, raced)
         finally:
-            shop.end(subject)
-    own, *referred = map(timing.timing_of, samples)
-    torch_us, way = (referred[0].us, "the kernel's reference") if referred else (None, "")
+            runner.end(tunable)
+    own, *reference = map(timing.timing_of, samples)
+    torch_us, way = (reference[0].us, "the kernel's reference") if reference else (None, "")
     return BenchResult(
         plan.problem, device, own.us, torch_us, own.spread, None, None, None, plan.config, plan.source, way
     )

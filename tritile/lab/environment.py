@@ -15,7 +15,7 @@ from tritile.core.device import Device, current_gpu
 
 
 def output_of(*command: str) -> str:
-    """Return what a command prints, "" where it fails."""
+    """Return what a command prints, "" if it fails."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, timeout=30, check=True, text=True)
         return done.stdout.strip()
@@ -24,7 +24,7 @@ def output_of(*command: str) -> str:
 
 @functools.cache
 def _driver() -> str:
-    """Return the GPU driver's version, "" where it is unknown."""
+    """Return the GPU driver's version, "" if it is unknown."""
     if torch.version.hip is not None:
         amd = Path("/sys/module/amdgpu/version")
         return amd.read_text().strip() if amd.exists() else ""

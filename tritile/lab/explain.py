@@ -58,6 +58,10 @@ _L2_BYTES: Final = 64.0  # that an SM takes from the L2 cache in a clock, with a
 _SHARED_BYTES: Final = 128  # that shared memory of an SM moves in a clock: 32 banks of 4 bytes
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def us_text(us: float) -> str:
     """Return microseconds with one decimal, or below 0.1 with two significant digits."""
     digits = 1 - math.floor(math.log10(us)) if 0 < us < 0.1 else 1
@@ -174,19 +178,19 @@ class Explanation(Tabular, Cost):
 
     @property
     def verdict(self) -> str:
-        """A line that says how much of the GPU is busy, how long the call takes, and what the limit is."""
+        """One line: how much of the GPU is busy, how long the call takes, and what limits it."""
         programs, processors = self.tiling.programs, self.device.processors
         if programs < processors:
-            few = f"{programs} program{'s' * (programs > 1)}"
-            share = f"{few} on {processors} SMs: {1 - programs / processors:.0%} of the SMs idle"
+            share = f"{_counted(programs, 'program')} on {processors} SMs: "
+            share += f"{1 - programs / processors:.0%} of the SMs idle"
         else:
-            waves = f"{self.waves} wave{'s' * (self.waves > 1)} of {self.at_once}"
+            waves = f"{_counted(self.waves, 'wave')} of {self.at_once}"
             share = f"{programs} programs in {waves}: {self.idle:.0%} of the last wave idle"
-        us, how = (
-            (self.predicted_us, "predicted") if self.measured_us is None else (self.measured_us, "measured")
-        )
+        us, source = self.measured_us, "measured"
+        if us is None:
+            us, source = self.predicted_us, "predicted"
         by = "multiplying" if self.ridge is not None and self.intensity >= self.ridge else "device memory"
-        return f"{share}; {us_text(us)} {how}; {by} alone needs {us_text(self.roof_us)}"
+        return f"{share}; {us_text(us)} {source}; {by} alone needs {us_text(self.roof_us)}"
 
     @property
     def _by_torch(self) -> str:
@@ -225,7 +229,9 @@ class Explanation(Tabular, Cost):
             roof += f" ({self.peak_tflops:.0f} TFLOP/s)"
         elif isinstance(self.problem, MatmulProblem):
             roof += "; by device memory only, because the peak rate of this GPU is not known"
-        programs = f" by {self.tiling.programs} programs" * (self.tiling.programs > self.tiling.tiles)
+        programs = ""
+        if self.tiling.programs > self.tiling.tiles:
+            programs = f" by {self.tiling.programs} programs"
         measured = "not on this GPU: `tritile tune`, run there, measures it"
         if us is not None:
             measured = f"{us_text(us)}, {us / self.predicted_us:.2f} times the prediction"
@@ -250,7 +256,7 @@ class Explanation(Tabular, Cost):
             rows.append(("shared memory", f"{used.shared / 1024:.1f} of {room:.0f} KiB"))
         if (fits := self.occupancy) is not None:
             warps = f"{fits.warps} of {fits.most_warps} warps on an SM"
-            programs = f"{fits.programs} program{'s' * (fits.programs > 1)}"
+            programs = _counted(fits.programs, "program")
             rows.append(("occupancy", f"{programs}, {warps}; limited by {fits.limit}"))
         parts = ", ".join(f"{name} {us_text(us)}" for name, us in self.parts_us.items())
         rows += [

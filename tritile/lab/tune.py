@@ -32,7 +32,7 @@ from tritile.tuner.store.trial import TORCH, Trial, best_of
 from tritile.tuner.store.trials import store_of
 
 _REMEMBERED: Final = "remembered"
-_OWN: Final = ("exhaustive", "budget", "force")  # keyword arguments of `tune` itself
+_OPTIONS: Final = ("exhaustive", "budget", "force")  # keyword arguments of `tune` itself
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,21 +69,21 @@ class TuneResult(Tabular):
     @property
     def _rows(self) -> tuple[tuple[str, str], ...]:
         tried = f"{self.tried} configs, {self.failed} of them failed, in {self.seconds:.1f} s"
-        found = [
+        rows = [
             ("config", str(self.config)),
             ("time", "not kept" if self.us is None else f"{self.us:.1f} us"),
             (self.how, "there was nothing left to measure" if self.how == _REMEMBERED else tried),
         ]
         if self.torch_us is not None and self.ratio is not None:
-            found.append(("torch", f"{self.torch_us:.1f} us, {self.ratio:.2f} times as long"))
-        return tuple(found)
+            rows.append(("torch", f"{self.torch_us:.1f} us, {self.ratio:.2f} times as long"))
+        return tuple(rows)
 
     @property
     def _title(self) -> str:
         return f"Tuned {self.problem.label.strip()} on {self.device.name}"
 
 
-def gpu_for(who: str, values: Iterable[Any]) -> tuple[Device, int]:
+def gpu_for(caller: str, values: Iterable[Any]) -> tuple[Device, int]:
     """Return the GPU of the first tensor on one, else the current GPU, with its number.
 
     Raises UnsupportedError if there is none, or if nothing may be measured at the moment.
@@ -91,58 +91,58 @@ def gpu_for(who: str, values: Iterable[Any]) -> tuple[Device, int]:
     tensors = (value for value in values if isinstance(value, torch.Tensor) and value.is_cuda)
     index = next((tensor.get_device() for tensor in tensors), devices.current_index())
     if index is None:
-        raise UnsupportedError(f"{who}: there is no GPU here to measure")
+        raise UnsupportedError(f"{caller}: there is no GPU here to measure")
     if devices.capturing():
-        raise UnsupportedError(f"{who}: nothing is measured while a CUDA graph is captured")
+        raise UnsupportedError(f"{caller}: nothing is measured while a CUDA graph is captured")
     return devices.gpu(index), index
 
 
 def problem_of(
-    who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: Iterable[str] = ()
+    caller: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Iterable[str] = ()
 ) -> Tiled:
     """Return a problem as it is given, or that of an operation's call.
 
-    `own`: names of the caller's own keyword arguments. Raises as `call_of` does, and UnsupportedError for a
-    problem that only torch computes.
+    `options`: names of the caller's own keyword arguments. Raises what `call_of` raises, and UnsupportedError
+    for a problem that only torch computes.
     """
     if isinstance(what, Tiled):
         if args or kwargs:
-            raise InvalidValueError(f"{who}: what is a problem, {what.label}, which takes no arguments")
+            raise InvalidValueError(f"{caller}: what is a problem, {what.label}, which takes no arguments")
         problem = what
     else:
-        check_what(who, what, kwargs, own)
-        call, _ = call_of(who, what, args, kwargs)
+        check_what(caller, what, kwargs, options)
+        call, _ = call_of(caller, what, args, kwargs)
         if fixed(call) is not None:
-            raise InvalidValueError(f"{who}: a call in place has only one config: drop out=")
+            raise InvalidValueError(f"{caller}: a call in place has only one config: drop out=")
         problem = call.problem
     if is_torch_only(problem):
         raise UnsupportedError(
-            f"{who}: only torch computes {problem.label}: there is nothing of tritile's to measure"
+            f"{caller}: only torch computes {problem.label}: there is nothing of tritile's to measure"
         )
     return problem
 
 
-def _since(begun: float, before: set[Trial], now: Iterable[Trial]) -> tuple[int, int, float]:
+def _since(started: float, before: set[Trial], now: Iterable[Trial]) -> tuple[int, int, float]:
     """Return how many trials are new, how many of them failed, and the seconds since."""
     new = [trial for trial in now if trial not in before]
-    return len(new), sum(not trial.works for trial in new), time.perf_counter() - begun
+    return len(new), sum(not trial.works for trial in new), time.perf_counter() - started
 
 
 def _of_kernel(
     kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any], rules: Rules, force: bool
 ) -> TuneResult:
-    check_keywords(kernel.fn, kernel.space or kernel.configs, kwargs, (*_OWN, "grid"))
-    device, given = kernel.device_of(args, kwargs), {"warmup": False} | kwargs
+    check_keywords(kernel.fn, kernel.space or kernel.configs, kwargs, (*_OPTIONS, "grid"))
+    device, kwargs = kernel.device_of(args, kwargs), {"warmup": False} | kwargs
     if not kernel.measurable(device):
         raise UnsupportedError("tune: there is no GPU here to measure")
-    if given.get("grid") is None:
+    if kwargs.get("grid") is None:
         raise InvalidValueError("tune: grid is missing: expected grid=, as in kernel[grid]")
-    call = kernel.call(args, given, device)
-    begun, before = time.perf_counter(), set(store_of(device).trials(call.source, call.problem))
+    call = kernel.call(args, kwargs, device)
+    started, before = time.perf_counter(), set(store_of(device).trials(call.source, call.problem))
     config = measured(kernel, call, rules, force)
     kernel.forget()
     best = kernel.remembered(call.problem, device, call.configs)
-    counts = _since(begun, before, store_of(device).trials(call.source, call.problem))
+    counts = _since(started, before, store_of(device).trials(call.source, call.problem))
     us = best.us if best is not None and best.config == config else None
     return TuneResult(call.problem, device, config, us, "searched" if counts[0] else _REMEMBERED, *counts)
 
@@ -195,17 +195,19 @@ def tune(
         rules = replace(rules, problem_s=budget)
     if isinstance(what, Autotuner):
         return _of_kernel(what, args, kwargs, rules, force)
-    problem = problem_of("tune", what, args, kwargs, _OWN)
+    problem = problem_of("tune", what, args, kwargs, _OPTIONS)
     device, gpu = gpu_for("tune", (*args, *kwargs.values()))
-    store, begun, before = store_of(device), time.perf_counter(), set(plans.trials(problem, device))
+    store, started, before = store_of(device), time.perf_counter(), set(plans.trials(problem, device))
     how = _REMEMBERED if is_tuned(problem, device) and not force else "searched"
     if how == "searched":
         now.searched_now(problem, device, gpu, rules, force)
-    counts = _since(begun, before, plans.trials(problem, device))
+    counts = _since(started, before, plans.trials(problem, device))
     if store.best(TORCH, problem) is None:
         now.time_torch(problem, device, gpu)
-    torchs, best = store.best(TORCH, problem), best_of(plans.trials(problem, device))
+    torch_trial, best = store.best(TORCH, problem), best_of(plans.trials(problem, device))
     if best is None:
         raise TuningError(f"tune: no config of {problem.label} is remembered")
     forget()  # calls that were prepared with another config are planned anew
-    return TuneResult(problem, device, best.config, best.us, how, *counts, torchs.us if torchs else None)
+    return TuneResult(
+        problem, device, best.config, best.us, how, *counts, torch_trial.us if torch_trial else None
+    )

@@ -76,8 +76,8 @@ def _at_rows(problem: Any, m: int) -> Any:
     epilogue = problem.epilogue
     if m == 1:  # one row's epilogue does not differ by row
         alone = {"full": "row", "column": "one"}
-        sides = {side: how for side in SIDES if (how := getattr(epilogue, side))}
-        epilogue = replace(epilogue, **{side: alone.get(how, how) for side, how in sides.items()})
+        spreads = {side: spread for side in SIDES if (spread := getattr(epilogue, side))}
+        epilogue = replace(epilogue, **{side: alone.get(spread, spread) for side, spread in spreads.items()})
     elif problem.m == 1 and epilogue.residual:
         raise InvalidValueError(f"{problem.label}: its residual may differ by row: give two rows or more")
 
@@ -107,19 +107,22 @@ def _with_any_rows(problem: Tiled, device: Device) -> Iterator[tuple[Config, Til
     remembered for just their size.
     """
     by_rows: list[Any] = [_at_rows(problem, m) for m in ROWS]
-    for each in by_rows:
-        name = class_of(each)
-        found = gpu_tables.portfolio(name, device) if name is not None else None
-        configs = (*(found[0].configs if found else ()), *model.outside_portfolios(each, device)[:1])
-        yield from ((config, each) for config in configs if illegal(config, each, device) is None)
-    first, among = by_rows[0], {replace(each, m=1) for each in by_rows}
+    for row_problem in by_rows:
+        name = class_of(row_problem)
+        served = gpu_tables.portfolio(name, device) if name is not None else None
+        configs = (
+            *(served[0].configs if served else ()), *model.outside_portfolios(row_problem, device)[:1]
+        )  # fmt: skip
+        legal = (config for config in configs if illegal(config, row_problem, device) is None)
+        yield from ((config, row_problem) for config in legal)
+    first, among = by_rows[0], {replace(one, m=1) for one in by_rows}
     digests = [family.digest for family in FAMILIES[first.op].values()]
-    remembered = [trial.problem for each in digests for trial in store_of(device).bests(each, first.op)]
+    remembered = [trial.problem for digest in digests for trial in store_of(device).bests(digest, first.op)]
     for table in (gpu_tables.pinned(device), *gpu_tables.shipped(device)):
         remembered += [entry.problem for entry in table.entries] if table is not None else []
     for other in dict.fromkeys(remembered):
         if isinstance(other, type(first)):
-            called = numerics.in_one_way(other) if invariant(first) else other
+            called = numerics.as_invariant(other) if invariant(first) else other
             if replace(called, m=1) in among:
                 yield _planned(called, device, "cached"), called
 
@@ -132,19 +135,19 @@ def calls_of(problem: Tiled, device: Device, any_rows: bool = False) -> Calls:
     measured is known.
     """
     mode = "cached" if current_mode() == "tune" else current_mode()
-    found: Calls = {_planned(problem, device, mode): [problem]}
+    calls: Calls = {_planned(problem, device, mode): [problem]}
     if mode == "cached":
         with contextlib.suppress(NotTunedError):
-            found[_planned(problem, device, "strict")] = [problem]
+            calls[_planned(problem, device, "strict")] = [problem]
     if isinstance(problem, QuantizedProblem) and uses_aten() and aten.illegal(problem) is None:
         planned = plans.plan_for(problem, device, mode, True)
         if any_rows or (planned is not None and planned.config == aten.CONFIG):
-            found[aten.CONFIG] = [problem]  # whatever its rows, the weight is unpacked by one kernel
+            calls[aten.CONFIG] = [problem]  # whatever its rows, the weight is unpacked by one kernel
     name, is_sized = class_of(problem), not isinstance(problem, PermuteProblem | GroupedProblem)
     if any_rows and mode != "off" and is_sized and name is not None and gpu_tables.portfolio(name, device):
-        for config, each in _with_any_rows(problem, device):
-            found.setdefault(config, []).append(each)
-    return found
+        for config, row_problem in _with_any_rows(problem, device):
+            calls.setdefault(config, []).append(row_problem)
+    return calls
 
 
 # --- Compiling ---
@@ -158,19 +161,19 @@ def _compiled(
     Returns Triton's hashes of the kernels, and why one of them cannot be had: `strict` refuses to compile.
     """
     refused = compiles_refused("a kernel", "run this in another mode") if strict else contextlib.nullcontext()
-    found = set[str]()
+    hashes = set[str]()
     with knobs.cache.scope(), compiling_for(device), refused:
         knobs.cache.dir = folder
         try:
             for problem in problems:
-                found.update(compiled().hash for compiled in compiles_for(problem, config, device))
+                hashes.update(compiled().hash for compiled in compiles_for(problem, config, device))
         except NotCompiledError:
-            return found, "is not compiled"
+            return hashes, "is not compiled"
         except Exception as error:  # a config that does not fit may raise many kinds
             if is_bug(error):
                 raise
-            return found, brief(error)
-    return found, None
+            return hashes, brief(error)
+    return hashes, None
 
 
 def compile_calls(
@@ -179,7 +182,7 @@ def compile_calls(
     jobs: int | None = None,
     done: Callable[[str], None] = lambda label: None,
 ) -> tuple[set[str], list[str]]:
-    """Compile what calls launch into Triton's cache on disk, TRITON_CACHE_DIR; the GPU need not be here.
+    """Compile what calls launch into Triton's cache on disk, TRITON_CACHE_DIR; no such GPU is needed.
 
     `jobs`: processes that compile; None: one a core, 16 at most. `done` is called with a label for each
     config. Returns Triton's hashes of the kernels that are there, and a line for each config that has a
@@ -200,8 +203,8 @@ def compile_calls(
             futures[future] = f"{problems[0].label} with {config}"
         for future in as_completed(futures):
             label, error = futures[future], future.exception()
-            found, reason = (set[str](), str(error)) if error is not None else future.result()
-            kernels |= found
+            hashes, reason = (set[str](), str(error)) if error is not None else future.result()
+            kernels |= hashes
             reasons += [f"{label}: {reason}"] if reason else []
             done(label)
     return kernels, sorted(reasons)
@@ -229,7 +232,7 @@ def warm(
             of its class's portfolio, and configs that are remembered. For a class without a portfolio (plain
             float32, say), and other operations, only the kernel of this call. A result of one column is
             computed as one row, and needs a call of its own.
-        device: compile for this GPU, which need not be here, as `tritile.plan` takes it.
+        device: GPU to compile for, as for `tritile.plan`; it need not be installed.
 
     Raises:
         TritileError: as `tritile.plan` raises it.

@@ -22,7 +22,7 @@ from tritile.core.forgetting import new_memo
 from tritile.core.problem import MatmulProblem
 from tritile.core.settings import current_mode, mode, rules
 from tritile.errors import TritileError
-from tritile.families.fp16x3.lowering import suits
+from tritile.families.fp16x3.lowering import suits_fp16x3
 from tritile.nn.linear import refuse_scripting
 from tritile.ops.dispatch import PLAIN, sees_every_call
 from tritile.ops.fused import linear
@@ -87,7 +87,7 @@ class Comparison(NamedTuple):
     - `wins`: True if tritile is faster by more than the noise, or the error of a prediction.
     - `source`: "measured", "predicted", or "" without a ratio.
     - `torch_us`: microseconds that torch takes; None if unknown.
-    - `why`: why torch multiplies, "" where tritile wins.
+    - `why`: why torch multiplies, "" if tritile wins.
     - `by_torch`: True if the plan of tritile's operation is torch's kernel.
     """
 
@@ -136,7 +136,7 @@ def _compared(problem: MatmulProblem, device: Device, index: int | None) -> Comp
         source = "" if ratio is None else "measured" if measured else "predicted"
         why = ("torch is as fast or faster" if us else plan.why) if ratio is None else _lost(ratio)
         return Comparison(ratio, False, source, us, why, by_torch=True)
-    suited = device.nvidia == 90 and suits(problem.m, problem.n, problem.k)
+    suited = device.nvidia == 90 and suits_fp16x3(problem.m, problem.n, problem.k)
     if other is None and problem.in_parts and suited and us:
         return Comparison(PARTS_AHEAD, True, "predicted", PARTS_AHEAD * us)
     if other is None or not us:

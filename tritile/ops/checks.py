@@ -119,7 +119,7 @@ def capability(device: torch.device) -> tuple[int, int] | None:
 
 
 def check_gpu(op: str, a: torch.Tensor) -> None:
-    """Raise UnsupportedError where the operand's GPU does not multiply its dtype."""
+    """Raise UnsupportedError if the operand's GPU does not multiply its dtype."""
     name, found = name_of(a.dtype), capability(a.device)
     needed = (8, 9) if name in FP8_DTYPES else (8, 0) if name == "bfloat16" else (7, 5)
     if found is not None and found < needed:
@@ -150,7 +150,7 @@ def number_of(op: str, name: str, value: Any, like: torch.Tensor) -> complex:
 def check_activation(op: str, activation: Any, of: torch.Tensor | None = None) -> str:
     """Return the activation's name, "" for None. Raise InvalidValueError for an unknown one.
 
-    Raise DtypeError where `of`, the first operand of the product, is given and complex.
+    Raise DtypeError if `of`, the first operand of the product, is given and complex.
     """
     if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
         found = f"activation is {activation!r}{did_you_mean(activation, ACTIVATIONS)}"
@@ -162,7 +162,7 @@ def check_activation(op: str, activation: Any, of: torch.Tensor | None = None) -
 
 
 def broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape that two shapes broadcast to. Raise ShapeError where there is none.
+    """Return the shape that two shapes broadcast to. Raise ShapeError if there is none.
 
     `torch.broadcast_shapes` loads SymPy, which costs the first call of a process a second and more. Only
     sizes that a compiler traces are left to it.
@@ -210,7 +210,7 @@ def check_out(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, lik
 
 
 def check_out_memory(op: str, out: torch.Tensor, **inputs: torch.Tensor | None) -> None:
-    """Raise OverlapError where elements of out share memory with each other or with an input."""
+    """Raise OverlapError if elements of out share memory with each other or with an input."""
     if out.numel() and overlaps_itself(out):
         raise OverlapError(
             f"{op}: out with shape {tuple(out.shape)} and strides {out.stride()} overlaps itself: "

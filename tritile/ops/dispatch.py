@@ -114,7 +114,7 @@ def sees_every_call() -> bool:
 def needs_dispatch(*tensors: Any) -> bool:
     """True if a call on these arguments, each a tensor or None, must go through torch's dispatcher.
 
-    False where an argument is not a tensor: the checks of the plain call refuse it.
+    False if an argument is not a tensor: the checks of the plain call refuse it.
     """
     if is_dynamo_compiling() or is_tracing() or sees_every_call():
         return all(tensor is None or isinstance(tensor, torch.Tensor) for tensor in tensors)
@@ -176,7 +176,7 @@ def call_operator(
     """Call the operator `tritile::op`, or its overload `out` where out is given.
 
     `values` are all other arguments in the order of the operator's schema. Where torch refuses the call in
-    its own words, `check` raises ours. Raises GradientError where out is an inference tensor, outside of
+    its own words, `check` raises ours. Raises GradientError if out is an inference tensor, outside of
     `torch.inference_mode()`.
     """
     if is_dynamo_compiling():

@@ -121,7 +121,7 @@ def grouped_matmul(
 
 
 def _check_offs(a: torch.Tensor, b: torch.Tensor, offs: Any) -> None:
-    """Raise a TritileError unless offs is (groups,) int32, contiguous; or None where groups share nothing."""
+    """Raise a TritileError unless offs is (groups,) int32, contiguous; or None if groups share nothing."""
     if a.ndim == b.ndim == 3:
         if offs is not None:
             raise ShapeError(f"{OP}: offs is {describe(offs)}: expected None, as a and b have 3 dimensions")

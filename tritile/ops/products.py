@@ -96,7 +96,7 @@ def check_precision(
 
 
 def _check_torch_computes(op: str, setting: str, among: Mapping[str, Sequence[str]]) -> None:
-    """Raise UnsupportedError where torch cannot compute a call in its setting, as tritile cannot."""
+    """Raise UnsupportedError if torch cannot compute a call in its setting, as tritile cannot."""
     if is_batch_invariant():
         why = "a row of torch's result can depend on other rows"
     elif among is not PRECISIONS_OF:
@@ -110,7 +110,7 @@ def _check_torch_computes(op: str, setting: str, among: Mapping[str, Sequence[st
 
 
 def _result_shape(op: str, names: tuple[str, str], a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape that torch.matmul gives. Raise ShapeError where it gives none."""
+    """Return the shape that torch.matmul gives. Raise ShapeError if it gives none."""
     label = shapes(**dict(zip(names, (a, b), strict=True)))
     if a.ndim == 0 or b.ndim == 0:
         raise ShapeError(f"{op}: {label}: expected at least one dimension each")
@@ -305,7 +305,7 @@ class Product(Request):
         return shape, dtype, precision
 
     def check_memory(self, out: torch.Tensor) -> None:
-        """Raise OverlapError where the memory of out overlaps. It may be exactly a tensor that is added."""
+        """Raise OverlapError if the memory of out overlaps. It may be exactly a tensor that is added."""
         check_out_memory(self.op, out)
         unread = self.sides.get("bias") if self.beta == 0 else None
         check_out_apart(self.op, out, self.tensors, reaches_of(self.tensors, unread))

@@ -90,7 +90,7 @@ def _sharing(scale: torch.Tensor, rows: int, k: int) -> int | None:
 
 @requests(_OP)
 def _scaled_of(op: str, tensors: Tensors, options: Key) -> Product:
-    """Return the request, by how its scales are shaped. Raise ShapeError where they fit no way of scaling."""
+    """Return the request, by how its scales are shaped. Raise ShapeError if they fit no way of scaling."""
     a, b, scale_a, scale_b, *_ = tensors
     for name, tensor in (("a", a), ("b", b)):
         check_tensor(op, name, tensor, rank=2)

@@ -70,7 +70,7 @@ Rows = tuple[tuple[float, ...], ...]
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Return the versions of torch and cuBLAS that are in use; cuBLAS's is "" where no package names it."""
+    """Return the versions of torch and cuBLAS that are in use; cuBLAS's is "" if no package names it."""
     names = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu13")
     found = {
         each.metadata["Name"]: each.version for name in names for each in metadata.distributions(name=name)
@@ -79,7 +79,7 @@ def versions() -> dict[str, str]:
 
 
 def illegal(problem: Tiled) -> str | None:
-    """Say why torch may not compute a problem; None where one call of it gives the same result.
+    """Say why torch may not compute a problem; None if one call of it gives the same result.
 
     A caller also has to ask torch's settings: see `tritile.ops.aten`.
     """
@@ -121,7 +121,7 @@ def _is_long(problem: MatmulProblem) -> bool:
 
 
 def is_compared(problem: Tiled) -> bool:
-    """True where plans know of torch's time: where torch may run, and where fp16 parts take its place."""
+    """True if plans know of torch's time: where torch may run, and where fp16 parts take its place."""
     if isinstance(problem, MatmulProblem) and problem.in_parts:
         problem = replace(problem, precision="ieee")
     return illegal(problem) is None
@@ -200,7 +200,7 @@ def _illegal_groups(problem: GroupedProblem) -> str | None:
         return f"torch requires at most {MOST_GROUPS} groups"
     if problem.dtype == "float8_e4m3fn" and problem.out_dtype == "bfloat16":
         return _illegal_bytes(problem, 16)
-    if problem.is_torchs:
+    if problem.needs_torch:
         return "torch requires float8_e4m3fn operands and a bfloat16 result"
     if (problem.dtype, problem.out_dtype) != ("bfloat16", "bfloat16"):
         return "torch reads offs on the host, except for bfloat16 and float8_e4m3fn"
@@ -212,7 +212,7 @@ def _illegal_groups(problem: GroupedProblem) -> str | None:
 
 def is_torch_only(problem: Tiled) -> bool:
     """True if no kernel of tritile's computes a problem: torch's does, or none."""
-    return isinstance(problem, Product) and problem.is_torchs
+    return isinstance(problem, Product) and problem.needs_torch
 
 
 def kind_of(problem: Product) -> str:
@@ -222,10 +222,11 @@ def kind_of(problem: Product) -> str:
     """
     if isinstance(problem, GroupedProblem):
         return f"grouped {problem.dtype}"
-    return f"{problem.dtype} {problem.precision}" + " rows" * (problem.epilogue.scale_b == "row")
+    rows = " rows" if problem.epilogue.scale_b == "row" else ""
+    return f"{problem.dtype} {problem.precision}{rows}"
 
 
-def is_as_swept(problem: MatmulProblem) -> bool:
+def matches_sweeps(problem: MatmulProblem) -> bool:
     """True for a product like those that the networks are fitted to: torch is not predicted at others.
 
     Sweeps of fp8 hold sums that leave the tensor cores, and no scales or one for each operand.

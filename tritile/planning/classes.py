@@ -37,7 +37,7 @@ MEASURED: Final = {
 
 
 def class_of(problem: Tiled) -> str | None:
-    """Return the class whose portfolio serves a problem, None where none does.
+    """Return the class whose portfolio serves a problem, None if none does.
 
     Products of 16-bit types go by b's layout, whatever a's, and whether or not they are batched, gated or
     have an epilogue. A result whose rows do not start on 16 bytes counts as unaligned, as an operand does.

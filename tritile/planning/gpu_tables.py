@@ -40,9 +40,9 @@ def _of_just(device: Device, path: Path, unusable: str | None = None) -> Table |
 
 
 def pinned(device: Device) -> Table | None:
-    """Return the table of `TRITILE_TABLE`; None where there is none of tritile's operations for this GPU.
+    """Return the table of `TRITILE_TABLE`; None if there is none of tritile's operations for this GPU.
 
-    Raises InvalidValueError where the file holds no table.
+    Raises InvalidValueError if the file holds no table.
     """
     path = table_path()
     try:

@@ -176,11 +176,12 @@ def _torch_only(problem: Tiled, device: Device, allows_torch: bool) -> Plan:
 def _chosen(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Plan | None:
     """Return the plan of the first source that has one, or by torch's kernel where that is faster.
 
-    None where mode "tune" is to measure.
+    None if mode "tune" is to measure.
     """
     if mode == "off":
         return by_model(problem, device, "mode is off")
-    known = trials(problem, device, *[TORCH] * allows_torch)  # the store is opened once for both
+    also = [TORCH] if allows_torch else []
+    known = trials(problem, device, *also)  # the store is opened once for both
     plan = _first(_pinned(problem, device, mode), _fastest(known, problem, device))
     if plan is None and mode != "tune":
         plan = _unmeasured(problem, device, mode, allows_torch)
@@ -236,7 +237,7 @@ def trials(problem: Tiled, device: Device, *more: str) -> list[Trial]:
 
 
 def _fastest(measured: list[Trial], problem: Tiled, device: Device) -> Plan | None:
-    """Return the plan by the fastest legal config of trials, None where there is none."""
+    """Return the plan by the fastest legal config of trials, None if there is none."""
     works = (trial for trial in measured if trial.works)
     legal = [trial for trial in works if illegal(trial.config, problem, device) is None]
     best = best_of(legal)
@@ -252,7 +253,8 @@ def _of_table(table: Table, problem: Tiled, device: Device, source: str, why: st
     if entry is None or illegal(entry.config, problem, device) is not None:
         return None
     current = table.is_current(problem.op, entry.config.family)
-    why += ", with another version of the kernel" * (not current)
+    if not current:
+        why += ", with another version of the kernel"
     if source == "table" and table.triton not in ("", device.triton):
         why += f"; measured with Triton {table.triton}, but {device.triton} is in use"
     return Plan(problem, entry.config, source, device, entry.us, why, current)
@@ -278,7 +280,7 @@ def _first(pinned: Plan | None, own: Plan | None) -> Plan | None:
 
 
 def tabled(problem: Tiled, device: Device) -> Plan | None:
-    """Return what the shipped tables hold; None where they hold nothing that is legal here."""
+    """Return what the shipped tables hold; None if they hold nothing that is legal here."""
     for table in gpu_tables.shipped(device):
         of = table.device["name"]
         what = of if of == device.name else f"a similar GPU, {of}"
@@ -313,7 +315,7 @@ class _TorchTime(NamedTuple):
 def _or_aten(plan: Plan, mode: str, measured: list[Trial]) -> Plan | None:
     """Return the plan with torch's time, or one by torch's kernel where that is faster.
 
-    `measured`: trials of torch. A pinned table keeps torch's kernel out. None where mode "tune" is to time
+    `measured`: trials of torch. A pinned table keeps torch's kernel out. None if mode "tune" is to time
     torch first: once, as a timing that fails is remembered too.
     """
     problem, device = plan.problem, plan.device
@@ -353,7 +355,7 @@ def _torch_measured(plan: Plan, pinned: Table | None, measured: list[Trial]) -> 
 
 def _torch_predicted(problem: Product | QuantizedProblem, plan: Plan) -> _TorchTime | None:
     product, device = aten.product_of(problem), plan.device
-    if plan.source == "model" or not isinstance(product, MatmulProblem) or not aten.is_as_swept(product):
+    if plan.source == "model" or not isinstance(product, MatmulProblem) or not aten.matches_sweeps(product):
         return None
     found = gpu_tables.aten_times(class_of(product), device)
     if found is None:
@@ -411,7 +413,8 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
         f"{behind}; on {loss.sizes} held-out sizes this choice was typically {loss.median:.1%} slower than "
         f"the best (95th percentile: {loss.p95:.1%})"
     )
-    why += "; measured with another version of the kernel" * (not current)
+    if not current:
+        why += "; measured with another version of the kernel"
     if (pinned := gpu_tables.pinned(device)) is not None and name in pinned.portfolios:
         own = gpu_tables.calibrated(device)
         if own is not None and name in own.portfolios:

@@ -1,4 +1,4 @@
-"""Compile for a GPU that need not be present, and read what a compiled kernel takes.
+"""Compile for a GPU that need not be installed, and read the resources of a compiled kernel.
 
 Compiling goes through Triton's own launch path with a stand-in for its driver, so that the result is, to the
 byte, what a call on that GPU would ask for.
@@ -27,7 +27,7 @@ def compiling_for(device: Device) -> Iterator[None]:
     """Have Triton compile for `device`, which need not be present, inside the `with`.
 
     What this process compiled before for the same target is not looked up on disk again. Not for use while
-    another thread launches kernels: Triton's driver is a global. Raises TuningError where TRITON_INTERPRET is
+    another thread launches kernels: Triton's driver is a global. Raises TuningError if TRITON_INTERPRET is
     set.
     """
     if triton.knobs.runtime.interpret:
@@ -56,7 +56,7 @@ class Resources:
     shared: int
 
     def excess(self, device: Device) -> str | None:
-        """Say what the device does not have enough of, or what would be far too slow; None where it fits."""
+        """Say what the device does not have enough of, or what would be far too slow; None if it fits."""
         if self.shared > device.shared_memory:
             return f"compiled to {self.shared} bytes of shared memory, of {device.shared_memory}"
         if self.spills > 0:
@@ -65,7 +65,7 @@ class Resources:
 
 
 def check_fits(kernel: Any, device: Device) -> None:
-    """Raise TuningError where a kernel takes more shared memory than a block may have."""
+    """Raise TuningError if a kernel takes more shared memory than a block may have."""
     excess = Resources(0, 0, int(kernel.metadata.shared)).excess(device)
     if excess is not None:
         raise TuningError(excess)

@@ -16,7 +16,7 @@ _RESERVE: Final = 1 << 20  # counters for captures
 MAX_COUNTERS: Final = 16384  # of a launch: one for each tile that several programs make together
 
 
-class Taken(NamedTuple):
+class Allocation(NamedTuple):
     """Counters of a launch: where they begin, and an event to record once it is enqueued, or None."""
 
     address: int
@@ -24,10 +24,10 @@ class Taken(NamedTuple):
 
 
 class _OfStream(NamedTuple):
-    """Counters of a stream, which are kept alive. `taken` is what each of its launches takes."""
+    """Counters of a stream, which are kept alive. `allocation` is what each of its launches takes."""
 
     counters: torch.Tensor
-    taken: Taken
+    allocation: Allocation
 
 
 class Counters:
@@ -61,26 +61,26 @@ class Counters:
                 self._reserves.append(zeros)
                 self._left = zeros
 
-    def take(self, count: int, stream: int) -> Taken:
+    def take(self, count: int, stream: int) -> Allocation:
         """Return counters for a launch on the current stream, which is `stream`."""
         if capturing():
             with self._lock:
                 left = self._left
                 if left is not None and left.numel() >= count:
                     self._left = left[count + count % 2 :]  # kernels are compiled for multiples of 16 bytes
-                    return Taken(left.data_ptr(), None)
+                    return Allocation(left.data_ptr(), None)
             # In the graph's own memory: freed here, it serves what the graph does later.
-            return Taken(self._zeros(count).data_ptr(), None)
+            return Allocation(self._zeros(count).data_ptr(), None)
         # This handle means another stream in each thread: the thread's own default stream.
         key = stream, threading.get_ident() if stream == _STREAM_OF_THREAD else 0
         kept = self._eager.get(key)
         if kept is None:
             launched = torch.cuda.Event() if is_external(torch.cuda.current_stream(self._device)) else None
             counters = self._zeros(MAX_COUNTERS)
-            kept = self._eager[key] = _OfStream(counters, Taken(counters.data_ptr(), launched))
-        elif kept.taken.launched is not None:
-            torch.cuda.current_stream(self._device).wait_event(kept.taken.launched)
-        return kept.taken
+            kept = self._eager[key] = _OfStream(counters, Allocation(counters.data_ptr(), launched))
+        elif kept.allocation.launched is not None:
+            torch.cuda.current_stream(self._device).wait_event(kept.allocation.launched)
+        return kept.allocation
 
     def forget(self) -> None:
         """Give out no counters of before: a launch failed, and may have left any of them other than zero."""

@@ -21,7 +21,7 @@ from tritile.errors import NotCompiledError, TuningError, brief, is_bug
 from tritile.runtime.compiles import OPTIONS
 from tritile.runtime.counters import counters_of
 from tritile.runtime.native import TFLOAT32, NativeLaunch, listened, loaded
-from tritile.runtime.work import ALIGNMENT, COUNTERS, Buffer, Descriptor, Section, Step, Work, laid_out
+from tritile.runtime.work import ALIGNMENT, COUNTERS, Buffer, Descriptor, Step, Work, Workspace, laid_out
 
 _RUNTIME: Final = triton.knobs.runtime
 
@@ -64,8 +64,8 @@ def _addressed(arg: Any) -> Any:
     return arg.address if isinstance(arg, Pointer) else arg
 
 
-def _workspaces(work: Work, make: Callable[[Section], Any]) -> dict[str, Any]:
-    counters = {COUNTERS: Section("int64", work.counters)} if work.counters else {}
+def _workspaces(work: Work, make: Callable[[Workspace], Any]) -> dict[str, Any]:
+    counters = {COUNTERS: Workspace("int64", work.counters)} if work.counters else {}
     return {name: make(section) for name, section in {**work.scratch, **counters}.items()}
 
 

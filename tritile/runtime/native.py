@@ -101,7 +101,7 @@ class _Config(ctypes.Structure):
 
 @functools.cache
 def _driver() -> ctypes.CDLL | None:
-    """Return the CUDA driver's library; None where there is none, or it has no tensor maps."""
+    """Return the CUDA driver's library; None if there is none, or it has no tensor maps."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
         library.cuLaunchKernelEx.argtypes = (ctypes.c_void_p,) * 4
@@ -172,7 +172,7 @@ _sizes: "weakref.WeakKeyDictionary[Any, list[int]]" = weakref.WeakKeyDictionary(
 def _parameters(library: ctypes.CDLL, kernel: Any, function: int) -> list[int]:
     """Return the bytes of each parameter of a kernel, which the driver is asked once.
 
-    Raises ValueError where the driver does not say.
+    Raises ValueError if the driver does not say.
     """
     sizes = _sizes.get(kernel)
     if sizes is None:
@@ -281,7 +281,7 @@ class NativeLaunch:
         return addresses, sizes
 
     def __call__(self, pointers: Sequence[int], stream: int, entered: bool = False) -> None:
-        """Launch with the buffers at these addresses. Raises RuntimeError where the driver refuses."""
+        """Launch with the buffers at these addresses. Raises RuntimeError if the driver refuses."""
         self._lock.acquire()  # a `with` takes twice as long
         try:
             self._buffers[:] = pointers  # type: ignore[call-overload]  # any sequence

@@ -34,7 +34,7 @@ class Descriptor(NamedTuple):
     rounded: bool = False
 
 
-class Section(NamedTuple):
+class Workspace(NamedTuple):
     """Describe a workspace: its dtype and number of elements."""
 
     dtype: str
@@ -90,12 +90,12 @@ class Work(NamedTuple):
     """
 
     steps: tuple[Step, ...]
-    scratch: Mapping[str, Section] = MappingProxyType({})
+    scratch: Mapping[str, Workspace] = MappingProxyType({})
     counters: int = 0
     main: int = -1
 
 
-def laid_out(scratch: Iterable[Section]) -> tuple[list[int], int]:
+def laid_out(scratch: Iterable[Workspace]) -> tuple[list[int], int]:
     """Return where each workspace begins in one piece of memory, and the bytes of that piece."""
     offsets, end = [], 0
     for section in scratch:

@@ -23,7 +23,7 @@ from tritile.tuner.store.trials import store_of
 def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
     """Return the fastest of the likeliest configs of a problem's portfolio, else of all that a search tries.
 
-    Trials are remembered. Raises TuningError, with the reasons, where no config works.
+    Trials are remembered. Raises TuningError, with the reasons, if no config works.
     """
     if likely := plans.likely(problem, device, RACED):
         with contextlib.suppress(TuningError):  # none of these works

@@ -64,7 +64,7 @@ class Case:
     `dims[i]` of `shape` to place i. A "linear_quantized" is x (m, k) by a weight (n, k) of the kind that its
     layout names: "int4/128". A "grouped" is of `batch` groups, which share m by `load`.
 
-    Raises InvalidValueError where a field does not fit its op.
+    Raises InvalidValueError if a field does not fit its op.
     """
 
     suite: str
@@ -95,7 +95,7 @@ class Case:
 
 
 def _lacking(case: Case) -> str:
-    """Return what a case should have, "" where nothing is wrong with its words and kinds of values."""
+    """Return what a case should have, "" if nothing is wrong with its words and kinds of values."""
     if case.op not in OPS:
         return f"an op of {', '.join(OPS)}"
     op = _TABLE[case.op]
@@ -123,7 +123,8 @@ def _lacking(case: Case) -> str:
 
 def _matrix_alignment(itemsize: int, layout: str, batch: int, rows: int, columns: int) -> int:
     leading = columns if layout == "row" else rows
-    return alignment(leading * itemsize, *[rows * columns * itemsize] * (batch > 1))
+    steps = [leading * itemsize, rows * columns * itemsize] if batch > 1 else [leading * itemsize]
+    return alignment(*steps)
 
 
 def _matmul(case: Case) -> MatmulProblem:
@@ -280,7 +281,7 @@ def _suite_cases(suite: str, data: dict[str, Any]) -> list[Case]:
 def load(path: Path) -> list[Case]:
     """Return the cases of a suite's file; the suite is named after the file.
 
-    Raises FileError, with the file's name and what was wanted, where the file cannot be read or is no
+    Raises FileError, with the file's name and what was wanted, if the file cannot be read or is no
     suite.
     """
     try:
@@ -310,7 +311,7 @@ def parse_shape(
     """Return the case of sizes written out: MxNxK or BxMxNxK, or for op "permute" MxN or more.
 
     For op "grouped" GxMxNxK: groups share M by the skewed load. Op "permute" ignores layout and precision; op
-    "linear_quantized" takes a layout of letters as "int4/128". Raises InvalidValueError where the text is no
+    "linear_quantized" takes a layout of letters as "int4/128". Raises InvalidValueError if the text is no
     case.
     """
     if op not in OPS:

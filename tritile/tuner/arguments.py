@@ -110,7 +110,7 @@ def check_kernel(
     fn: Any, configs: Any, key: Any, reset_to_zero: Any, restore_value: Any, reference: Any, bucket: Any,
     is_whole: bool = True,
 ) -> None:  # fmt: skip
-    """Raise InvalidValueError, naming parameter and kernel, where an argument does not fit the kernel.
+    """Raise InvalidValueError, naming parameter and kernel, if an argument does not fit the kernel.
 
     `is_whole`: configs run as they are listed. A pruning may edit them, and take names away that it alone
     reads; so may a layer of the kernel that is not Triton's.
@@ -137,7 +137,7 @@ def check_kernel(
     check_names("key", key, [*arguments, *key] if isinstance(key, list | tuple) else arguments)
     if unknown := [name for name in key if name not in arguments]:
         named = ", ".join(map(repr, unknown)) + did_you_mean(unknown[0], arguments)
-        text = f"key of {kernel} names {named}, which are no arguments: left out"
+        text = f"key of {kernel} names {named}, which are not its arguments: ignored"
         warnings.warn(text, UserWarning, stacklevel=callers_level())
     constants = constants_of(function)
     for parameter, names in (("reset_to_zero", reset_to_zero), ("restore_value", restore_value)):
@@ -162,7 +162,7 @@ def check_kernel(
 
 
 def _check_reference(reference: Any, passed: Sequence[str], kernel: str) -> None:
-    """Raise InvalidValueError where a reference takes an argument that no caller of the kernel passes."""
+    """Raise InvalidValueError if a reference takes an argument that no caller of the kernel passes."""
     if not callable(reference):
         raise InvalidValueError(f"reference is {reference!r}: expected a function of arguments of {kernel}")
     try:
@@ -179,7 +179,7 @@ def _check_reference(reference: Any, passed: Sequence[str], kernel: str) -> None
 def check_conflicts(
     function: Callable[..., Any], configs: Any, args: Sequence[Any], kwargs: Iterable[str]
 ) -> None:
-    """Raise InvalidValueError where a call passes an argument or an option that configs set."""
+    """Raise InvalidValueError if a call passes an argument or an option that configs set."""
     passed = {*list(inspect.signature(function).parameters)[: len(args)], *kwargs}
     if clash := ", ".join(sorted(set_by(configs) & passed)):
         text = "given, but configs set it: leave it out of the call, and out of an autotuner around this one"
@@ -200,7 +200,7 @@ def check_keywords(fn: Any, configs: Any, kwargs: Iterable[str], options: Iterab
 
 
 def check_arguments(fn: Any, configs: Any, args: Sequence[Any], kwargs: Iterable[str]) -> None:
-    """Raise InvalidValueError where a call's arguments do not fit a kernel that is run with these configs.
+    """Raise InvalidValueError if a call's arguments do not fit a kernel that is run with these configs.
 
     `kwargs` are names of keyword arguments. Triton's interpreter leaves out those that it does not know.
     """

@@ -646,7 +646,7 @@ def notify(
 ) -> None:  # fmt: skip
     """Call Triton's listener to autotuning as Triton does: if there was a choice, once for each new key.
 
-    `timings` are in milliseconds; `seconds` is how long measuring took, None where nothing was measured.
+    `timings` are in milliseconds; `seconds` is how long measuring took, None if nothing was measured.
     """
     listener = autotuning_listener()
     if listener is None or (tuner.space is None and len(call.configs) < 2):

@@ -48,7 +48,7 @@ def parameters(config: Config) -> dict[str, Any]:
 def from_parameters(values: Mapping[str, Any]) -> Config:
     """Return the config that sets these values; others have the defaults of `Config`.
 
-    Raises InvalidValueError where a config does not take a value.
+    Raises InvalidValueError if a config does not take a value.
     """
     options = {name: value for name, value in values.items() if name in (*_OPTIONS, "family")}
     return Config(tuple(sorted((n, v) for n, v in values.items() if n not in options)), **options)
@@ -94,7 +94,7 @@ class Space:
             num_ctas and maxnreg. Parameters left out have the defaults of `Config`.
         where: tells whether a combination, a dictionary of values by name, is legal. Default: all are.
 
-    Raises InvalidValueError where a parameter has no values, has a value twice or one that no config takes,
+    Raises InvalidValueError if a parameter has no values, has a value twice or one that no config takes,
     where there are more than a million combinations, or where none meets the condition, or where the
     condition looks up a name that is no parameter.
     """
@@ -253,7 +253,7 @@ def screening(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
 
 
 def expected_gain(tried: Tried, more: int) -> float:
-    """Return the relative gain to expect of `more` further configs; infinite where fewer than two worked.
+    """Return the relative gain to expect of `more` further configs; infinite if fewer than two worked.
 
     Of n + more times in random order the least is among the last `more` with probability more / (n + more),
     as each place is equally likely (records of independent draws; Renyi, 1962). The gain of such a record

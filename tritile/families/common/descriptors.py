@@ -13,7 +13,7 @@ from tritile.errors import TuningError
 from tritile.families.common.grids import MAX_AXIS, WIDE_FROM
 from tritile.families.common.products import SECTOR
 from tritile.families.common.work import epilogue_arguments, fallback_arguments
-from tritile.runtime.work import Buffer, Descriptor, Kernel, Section, Step
+from tritile.runtime.work import Buffer, Descriptor, Kernel, Step, Workspace
 
 repack: Final = Kernel("tritile.families.common.repack", "repack")
 
@@ -32,7 +32,7 @@ _TILE: Final = {False: (8, 256, 4), True: (64, 64, 4)}
 
 
 def reachable(problem: MatmulProblem) -> str | None:
-    """Say why no kernel with tensor descriptors can make this product, None where one can.
+    """Say why no kernel with tensor descriptors can make this product, None if one can.
 
     An operand that no descriptor can see is copied first (see `copied`); the result is stored either way.
     """
@@ -92,7 +92,7 @@ def tiles(config: Config, problem: MatmulProblem) -> int:
     return problem.batch * -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
 
 
-class Seen(NamedTuple):
+class DescriptorView(NamedTuple):
     """Hold an operand as a descriptor sees it: a batch of row-major matrices.
 
     `transposed`: rows are the operand's columns.
@@ -110,17 +110,19 @@ class Seen(NamedTuple):
         return Descriptor(self.buffer, self.shape, self.strides, block, layout and layout(block), rounded)
 
 
-def seen_of(view: View, sizes: tuple[int, ...], steps: tuple[int, ...], swap: bool = False) -> Seen:
+def descriptor_view(
+    view: View, sizes: tuple[int, ...], steps: tuple[int, ...], swap: bool = False
+) -> DescriptorView:
     """Return a batch of an operand with its contiguous dimension last, or if `swap` the other.
 
     A descriptor need not be able to read it.
     """
     if (view.layout == "column") != swap:
-        return Seen(view.buffer, sizes + view.shape[::-1], steps + view.strides[::-1], True)
-    return Seen(view.buffer, sizes + view.shape, steps + view.strides)
+        return DescriptorView(view.buffer, sizes + view.shape[::-1], steps + view.strides[::-1], True)
+    return DescriptorView(view.buffer, sizes + view.shape, steps + view.strides)
 
 
-def readable(seen: Seen, view: View) -> bool:
+def readable(seen: DescriptorView, view: View) -> bool:
     if view.address % 16 or (seen.strides[-1] != 1 and seen.shape[-1] > 1):
         return False
     dims = zip(seen.shape[:-1], seen.strides[:-1], strict=True)
@@ -128,7 +130,7 @@ def readable(seen: Seen, view: View) -> bool:
     return all(0 <= step < _MAX_STRIDE and step % 16 == 0 for step in steps)
 
 
-def storable(seen: Seen, view: View) -> bool:
+def storable(seen: DescriptorView, view: View) -> bool:
     """True if a descriptor may store through it: readable, with rows of a multiple of 16 bytes.
 
     The hardware cuts a store off at 16 bytes, not at the element: the rest of 16 bytes in which a row ends
@@ -138,27 +140,28 @@ def storable(seen: Seen, view: View) -> bool:
     return seen.shape[-1] * view.itemsize % 16 == 0 and not stretched and readable(seen, view)
 
 
-def described(seen: Seen, view: View) -> Seen:
+def with_valid_strides(seen: DescriptorView, view: View) -> DescriptorView:
     """Return the operand with valid strides for a descriptor along dimensions of size 1."""
     dims = zip(seen.shape[:-1], seen.strides[:-1], strict=True)
     return seen._replace(strides=(*(s if size > 1 else 16 // view.itemsize for size, s in dims), 1))
 
 
-def _copy(seen: Seen, view: View, name: str) -> tuple[Seen, Section]:
+def _copy(seen: DescriptorView, view: View, name: str) -> tuple[DescriptorView, Workspace]:
     """Return the copy of an operand in a buffer: a stretched batch once, rows padded to whole units."""
     (outer, inner), (rows, columns) = _copied_batch(seen), seen.shape[2:]
     padded = -(-columns * view.itemsize // _ROW_BYTES) * _ROW_BYTES // view.itemsize
     matrix = rows * padded
     strides = (0 if outer == 1 else inner * matrix, 0 if inner == 1 else matrix, padded, 1)
-    return Seen(name, seen.shape, strides, seen.transposed), Section(view.dtype, outer * inner * matrix)
+    memory = Workspace(view.dtype, outer * inner * matrix)
+    return DescriptorView(name, seen.shape, strides, seen.transposed), memory
 
 
-def _copied_batch(seen: Seen) -> tuple[int, int]:
+def _copied_batch(seen: DescriptorView) -> tuple[int, int]:
     outer, inner = (1 if step == 0 else n for n, step in zip(seen.shape[:2], seen.strides[:2], strict=True))
     return outer, inner
 
 
-def _copying(pairs: Sequence[tuple[Seen, Seen]], itemsize: int, early: bool) -> Step:
+def _copying(pairs: Sequence[tuple[DescriptorView, DescriptorView]], itemsize: int, early: bool) -> Step:
     """Return the launch that copies one operand, or two: each is what is read and its copy."""
     gaps = [seen.strides[3] != 1 for seen, _ in pairs]
     block_r, block_c, warps = _TILE[any(gaps)]
@@ -184,17 +187,17 @@ def _copying(pairs: Sequence[tuple[Seen, Seen]], itemsize: int, early: bool) -> 
 class Tma(NamedTuple):
     """Hold how a product's tiles travel by TMA.
 
-    `up`: the second matrix of a gated product; b where there is none. `out`: None where no descriptor can
+    `up`: the second matrix of a gated product; b where there is none. `out`: None if no descriptor can
     store the result. `steps`: launches that copy operands that no descriptor could read, into `scratch`.
     `args`: what the kernels of all such families take, by name.
     """
 
-    a: Seen
-    b: Seen
-    up: Seen
-    out: Seen | None
+    a: DescriptorView
+    b: DescriptorView
+    up: DescriptorView
+    out: DescriptorView | None
     steps: tuple[Step, ...]
-    scratch: dict[str, Section]
+    scratch: dict[str, Workspace]
     grid: tuple[int, int, int]
     args: dict[str, Any]
 
@@ -202,7 +205,7 @@ class Tma(NamedTuple):
 def by_tma(call: MatmulCall, config: Config, split: int, processors: int, early: bool) -> Tma:
     """Return how a product's operands, copied where need be, and its result travel.
 
-    Tiles whose K `split` programs share are stored without descriptor. Raises TuningError where a size is
+    Tiles whose K `split` programs share are stored without descriptor. Raises TuningError if a size is
     beyond what descriptors count.
     """
     most, sizes = max(*call.a.shape, call.b.shape[1], *call.batch_shape), call.batch_shape
@@ -213,15 +216,15 @@ def by_tma(call: MatmulCall, config: Config, split: int, processors: int, early:
     missing = 2 - len(sizes)
     outer, inner = sizes = (1,) * missing + sizes
 
-    def seen(view: View, swap: bool = False) -> Seen:
-        return seen_of(view, sizes, (0,) * missing + view.batch_strides, swap)
+    def seen(view: View, swap: bool = False) -> DescriptorView:
+        return descriptor_view(view, sizes, (0,) * missing + view.batch_strides, swap)
 
     a_how, b_how = zip(k_major_copies(call.problem), realigned(call.problem), strict=True)
     views = [(call.a, "copy_a", *a_how), (call.b, "copy_b", *b_how)]
     if call.up is not None:
         views.append((call.up, "copy_up", *b_how))
-    read: list[Seen] = []
-    copies: list[tuple[Seen, Seen]] = []
+    read: list[DescriptorView] = []
+    copies: list[tuple[DescriptorView, DescriptorView]] = []
     scratch = {}
     for view, name, swap, align in views:
         own = seen(view, swap)
@@ -229,9 +232,9 @@ def by_tma(call: MatmulCall, config: Config, split: int, processors: int, early:
             copy, scratch[name] = _copy(own, view, name)
             copies.append((own, copy))
             own = copy
-        read.append(described(own, view))
+        read.append(with_valid_strides(own, view))
     steps = tuple(_copying(copies[i : i + 2], call.a.itemsize, early) for i in range(0, len(copies), 2))
-    out = Seen(
+    out = DescriptorView(
         call.out.buffer, sizes + call.out.shape, (0,) * missing + call.out.batch_strides + call.out.strides
     )
     by_descriptor = split == 1 and storable(out, call.out)
@@ -245,7 +248,7 @@ def by_tma(call: MatmulCall, config: Config, split: int, processors: int, early:
         "A_ROW": not read[0].transposed, "B_ROW": not read[1].transposed, "UP_ROW": not read[-1].transposed,
         "BY_DESCRIPTOR": by_descriptor, "FLAT": flat, "WAIT": early, **dict(config.kwargs),
     }  # fmt: skip
-    stored = described(out, call.out) if by_descriptor else None
+    stored = with_valid_strides(out, call.out) if by_descriptor else None
     return Tma(read[0], read[1], read[-1], stored, steps, scratch, grid, args)
 
 

@@ -40,7 +40,7 @@ def rate(problem: MatmulProblem, device: Device) -> float:
 
 
 def peak_tflops(problem: MatmulProblem, device: Device) -> float | None:
-    """Return the hardware's peak for this product's kind, in TFLOP/s; None where it is not known.
+    """Return the hardware's peak for this product's kind, in TFLOP/s; None if it is not known.
 
     It is the maker's dense rate of an SM and clock, times SMs and the device's clock. No kernel reaches it:
     tensor cores do not hold that clock for long. A product made through another counts as that one: a

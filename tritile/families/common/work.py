@@ -9,7 +9,7 @@ import triton.language as tl
 
 from tritile.core.call import MatmulCall, View
 from tritile.core.epilogue import SIDES
-from tritile.runtime.work import Buffer, Section, Step, Work
+from tritile.runtime.work import Buffer, Step, Work, Workspace
 
 
 class Lowered(NamedTuple):
@@ -21,7 +21,7 @@ class Lowered(NamedTuple):
     before: tuple[Step, ...]
     core: MatmulCall
     after: tuple[Step, ...] = ()
-    scratch: Mapping[str, Section] = MappingProxyType({})
+    scratch: Mapping[str, Workspace] = MappingProxyType({})
 
     def around(self, core: Work) -> Work:
         """Return all launches of a call: its core's work between the launches before and after."""
@@ -68,7 +68,7 @@ def extra(sides: Mapping[str, View], rank: int, weights: tuple[Any, Any] = (None
 
 
 def epilogue_arguments(call: MatmulCall, rank: int) -> dict[str, Any]:
-    """Return what kernels take of an epilogue; None where nothing is fused.
+    """Return what kernels take of an epilogue; None if nothing is fused.
 
     Of float64, alpha and beta are compiled in, to keep all their digits: Triton passes a float as fp32.
     """

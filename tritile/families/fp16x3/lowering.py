@@ -27,7 +27,7 @@ that is less than the bound of a sum in fp32, K u.
 
 With what is carried the error does not grow with K: simulated, it is 1.4e-7 of the norm for normal numbers,
 2.0e-7 for uniform and 2.3e-7 for log-normal ones. Without it, log-normal numbers of 8404 terms are off by
-2.9e-7. Torch's fp32 errs by 4.8e-7 to 1.3e-6, and less where cuBLAS shares K among programs (`suits`).
+2.9e-7. Torch's fp32 errs by 4.8e-7 to 1.3e-6, and less where cuBLAS shares K among programs (`suits_fp16x3`).
 
 Data that do not suit, found as they are split, without the host (`common.fallback`): elements with 0 < |x|
 < 2^-8, some 2^-22 of their row's largest, lose up to 1.5 2^-30 times the other operand's largest, 2^15.
@@ -54,7 +54,7 @@ from tritile.errors import TuningError
 from tritile.families.common.fallback import END, UNFIT
 from tritile.families.common.work import Lowered, copied_batch
 from tritile.families.matmul_tile import family as tile
-from tritile.runtime.work import Buffer, Kernel, Section, Step, step_of
+from tritile.runtime.work import Buffer, Kernel, Step, Workspace, step_of
 
 reset: Final = Kernel("tritile.families.common.fallback", "reset")
 find_peaks: Final = Kernel("tritile.families.fp16x3.kernel", "find_peaks")
@@ -75,7 +75,7 @@ _LEAST: Final = 128  # programs at the least, by more chunks where rows are few
 _PLAIN: Final = Config.of(8, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=16, GROUP_M=8)
 
 
-def suits(m: int, n: int, k: int) -> bool:
+def suits_fp16x3(m: int, n: int, k: int) -> bool:
     """True if an m x k by k x n product of parts was measured to be twice as fast as torch's fp32 on Hopper.
 
     At these sizes it errs less than torch's fp32, too (`tuning/NOTES.md`).
@@ -110,7 +110,7 @@ class _Parts(NamedTuple):
     words: int
     view: View
     scales: View
-    scratch: dict[str, Section]
+    scratch: dict[str, Workspace]
 
 
 def _warps(k: int) -> int:
@@ -161,8 +161,8 @@ def _parts(
         View(places[0], (rows, 3 * part), strides, tuple(step * matrix for step in steps)),
         View(places[1], out_shape, (1, 0), tuple(step * rows for step in steps)),
         {
-            places[0].buffer: Section("float16", count * matrix),
-            places[1].buffer: Section("float32", count * rows),
+            places[0].buffer: Workspace("float16", count * matrix),
+            places[1].buffer: Workspace("float32", count * rows),
         },
     )  # fmt: skip
 
@@ -179,7 +179,7 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
     b = _parts(call.b.transposed, call.batch_shape, (n, m), "b", a.words)
     flag = Memory("flag", "int32")
     # The words of peaks and counts, if any, are the last workspace.
-    counts = {"words": Section("int32", a.words + b.words)} if a.words + b.words else {}
+    counts = {"words": Workspace("int32", a.words + b.words)} if a.words + b.words else {}
     most = _REGISTERS if a.simple and b.simple else _MORE_REGISTERS
     options = {"num_warps": _warps(k), "launch_pdl": early, "maxnreg": most}
     args = {
@@ -200,5 +200,5 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
         fallback=Fallback(flag, 0, int(UNFIT)),
     )
     plain = replace(call, precision="ieee", fallback=Fallback(flag, int(UNFIT), int(END)))
-    scratch = {flag.buffer: Section("int32", 1), **a.scratch, **b.scratch, **counts}
+    scratch = {flag.buffer: Workspace("int32", 1), **a.scratch, **b.scratch, **counts}
     return Lowered((begin, parts), core, tile.work(plain, _PLAIN).steps, scratch)

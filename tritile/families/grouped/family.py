@@ -15,7 +15,13 @@ from tritile.core.device import Device
 from tritile.core.problem import GroupedProblem
 from tritile.errors import TuningError
 from tritile.families.common import grids, products
-from tritile.families.common.descriptors import Seen, described, readable, seen_of, storable
+from tritile.families.common.descriptors import (
+    DescriptorView,
+    descriptor_view,
+    readable,
+    storable,
+    with_valid_strides,
+)
 from tritile.families.family import Family
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
@@ -62,7 +68,7 @@ def tiles(config: Config, problem: GroupedProblem) -> int:
 
 
 def unreachable(problem: GroupedProblem) -> str | None:
-    """Say why no tensor descriptor can see the operands, None where one can.
+    """Say why no tensor descriptor can see the operands, None if one can.
 
     A tile begins where its group does, at any row or column. Along the contiguous dimension TMA takes no such
     tile: the H200 reports an illegal instruction.
@@ -129,8 +135,8 @@ def tile_work(call: GroupedCall, config: Config, processors: int, early: bool) -
     return Work((step_of(grouped_matmul_tile, grid, values, grids.options(config)),))
 
 
-def _seen(view: View, groups: int) -> Seen:
-    return seen_of(view, (groups if view.batch_strides else 1,), (_group_stride(view),))
+def _seen(view: View, groups: int) -> DescriptorView:
+    return descriptor_view(view, (groups if view.batch_strides else 1,), (_group_stride(view),))
 
 
 def _cut(whole: Descriptor) -> Descriptor:
@@ -143,7 +149,7 @@ def _cut(whole: Descriptor) -> Descriptor:
 def descriptor_work(call: GroupedCall, config: Config, processors: int, early: bool) -> Work:
     """Return the launches of products of groups with a config of the descriptor family.
 
-    Raises TuningError where no descriptor can see an operand.
+    Raises TuningError if no descriptor can see an operand.
     """
     a, b, out = (_seen(view, call.groups) for view in (call.a, call.b, call.out))
     if (reason := unreachable(call.problem)) is not None:
@@ -153,10 +159,10 @@ def descriptor_work(call: GroupedCall, config: Config, processors: int, early: b
             raise TuningError(f"no descriptor sees strides {view.strides} of {view.itemsize} bytes")
     m, n, k = (config[f"BLOCK_{side}"] for side in "MNK")
     stored, rounded = call.out.layout == "row" and storable(out, call.out), call.precision == "tf32"
-    cut = _cut(described(out, call.out).descriptor(m, n // config["SUBTILES"])) if stored else None
+    cut = _cut(with_valid_strides(out, call.out).descriptor(m, n // config["SUBTILES"])) if stored else None
     values = _args(call, config) | {
-        "a_desc": described(a, call.a).descriptor(m, k, rounded=rounded),
-        "b_desc": described(b, call.b).descriptor(k, n, rounded=rounded),
+        "a_desc": with_valid_strides(a, call.a).descriptor(m, k, rounded=rounded),
+        "b_desc": with_valid_strides(b, call.b).descriptor(k, n, rounded=rounded),
         "out_desc": cut, "BY_DESCRIPTOR": stored,
         "A_ROW": not a.transposed, "B_ROW": not b.transposed, "WAIT": early,
     }  # fmt: skip
@@ -167,7 +173,7 @@ def descriptor_work(call: GroupedCall, config: Config, processors: int, early: b
 
 
 TILE: Final = Family(
-    GroupedProblem.op, tile.NAME, grouped_matmul_tile, _tile_configs, tile.illegal, tile.pointless,
+    GroupedProblem.op, tile.NAME, grouped_matmul_tile, _tile_configs, tile.illegal, tile.is_dominated,
     lambda config, problem, device: tile.cost(config, problem.even, device), tile_work,
 )  # fmt: skip
 DESCRIPTOR: Final = Family(

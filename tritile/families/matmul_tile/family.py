@@ -83,7 +83,7 @@ def illegal(config: Config, problem: Product, device: Device) -> str | None:
     return f"{busy:.0f} registers a thread for accumulator and loads, of {room:.0f}" if busy > room else None
 
 
-def pointless(config: Config, problem: Product, device: Device) -> bool:
+def is_dominated(config: Config, problem: Product, device: Device) -> bool:
     # Copies of less than 4 bytes are not asynchronous: more stages do not help.
     deep = min(problem.a_align, problem.b_align) < 4 and config.num_stages > 3
     return deep or products.is_disordered(config, problem) or products.is_oversized(config, problem)
@@ -166,6 +166,6 @@ def work(call: MatmulCall, config: Config, processors: int = 0, early: bool = Fa
 
 
 FAMILY: Final = Family(
-    MatmulProblem.op, NAME, matmul_tile, _configs, illegal, pointless, cost, work,
+    MatmulProblem.op, NAME, matmul_tile, _configs, illegal, is_dominated, cost, work,
     also=(gated_tile,), resident=resident,
 )  # fmt: skip

@@ -24,7 +24,7 @@ from tritile.families.common.rates import multiply_clocks, slowdown
 from tritile.families.family import Family
 from tritile.families.numerics import of_product
 from tritile.runtime.counters import MAX_COUNTERS
-from tritile.runtime.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
+from tritile.runtime.work import COUNTERS, Buffer, Kernel, Work, Workspace, step_of
 
 gated_descriptor: Final = Kernel("tritile.families.matmul_tma.gated", "gated_descriptor")
 matmul_descriptor: Final = Kernel("tritile.families.matmul_tma.kernel", "matmul_descriptor")
@@ -78,7 +78,7 @@ def shared_bytes(config: Config, problem: Product) -> int:
 
 
 def fault(config: Config, problem: Product, device: Device, parameters: tuple[str, ...]) -> str | None:
-    """Say why a product, of groups or not, cannot be made from tiles that TMA brings; None where it can."""
+    """Say why a product, of groups or not, cannot be made from tiles that TMA brings; None if it can."""
     if not device.has_tma:
         return f"{device.name} has no tensor memory accelerator"
     if not products.uses_tensor_cores(problem):
@@ -128,7 +128,7 @@ def is_shallow(config: Config, problem: Product, device: Device) -> bool:
     return shared_bytes(config, problem) + 2 * stage_bytes(config, problem) <= device.shared_memory
 
 
-def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
+def is_dominated(config: Config, problem: MatmulProblem, device: Device) -> bool:
     if products.is_disordered(config, problem):
         return True
     if config["BLOCK_K"] == 32 and problem.itemsize < 4:
@@ -191,14 +191,14 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
             "POLLS": polls(made * split, at_once),
         }
         kind = "int32" if call.dtype == "int8" else "float32"
-        scratch = {**scratch, "parts": Section(kind, made * split * block_m * block_n)}
+        scratch = {**scratch, "parts": Workspace(kind, made * split * block_m * block_n)}
     kernel = matmul_descriptor if call.up is None else gated_descriptor
     step = step_of(kernel, moved.grid, values, options(config, launch_pdl=early))
     return Work((*moved.steps, step), scratch, made if split > 1 else 0)
 
 
 FAMILY: Final = Family(
-    MatmulProblem.op, NAME, matmul_descriptor, _configs, illegal, pointless, cost, work,
+    MatmulProblem.op, NAME, matmul_descriptor, _configs, illegal, is_dominated, cost, work,
     also=(repack, gated_descriptor), resident=resident,
     numerics=functools.partial(of_product, rounding="tma"),
 )  # fmt: skip

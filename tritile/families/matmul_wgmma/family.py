@@ -14,12 +14,19 @@ from tritile.core.threads import import_late
 from tritile.core.versions import parsed
 from tritile.families.common import products
 from tritile.families.common.cost import MOST_PARTS, Program, tail_parts
-from tritile.families.common.descriptors import Seen, by_tma, k_major_copies, reachable, repack, tiles
+from tritile.families.common.descriptors import (
+    DescriptorView,
+    by_tma,
+    k_major_copies,
+    reachable,
+    repack,
+    tiles,
+)
 from tritile.families.common.rates import multiply_clocks, slowdown
 from tritile.families.family import Family
 from tritile.families.matmul_tma.family import held, stage_bytes
 from tritile.families.numerics import Numerics, of_product
-from tritile.runtime.work import COUNTERS, Buffer, Descriptor, Kernel, Section, Work, step_of
+from tritile.runtime.work import COUNTERS, Buffer, Descriptor, Kernel, Work, Workspace, step_of
 
 matmul_warpgroups: Final = Kernel("tritile.families.matmul_wgmma.kernel", "matmul_warpgroups")
 
@@ -86,7 +93,7 @@ def clustered(config: Config) -> Config:
 
 
 def _option_fault(config: Config) -> str | None:
-    """Say what is wrong with a config's options, whatever the problem, None where nothing is."""
+    """Say what is wrong with a config's options, whatever the problem, None if nothing is."""
     given = {name: value for name, value in config.kwargs if name in _OPTIONS}
     if len(given) > 1:
         return f"{' and '.join(given)} do not go together"
@@ -98,7 +105,7 @@ def _option_fault(config: Config) -> str | None:
 
 
 def _unsuited(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Say why a config's option may not make a problem, None where it may."""
+    """Say why a config's option may not make a problem, None if it may."""
     if not has_options(config):
         return None
     if problem.itemsize != 2 or problem.totals:
@@ -221,7 +228,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     return reason or products.resource_fault(device, shared, words, most, made)
 
 
-def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
+def is_dominated(config: Config, problem: MatmulProblem, device: Device) -> bool:
     whole = clustered(config)
     if products.is_disordered(whole, problem):
         return True
@@ -261,7 +268,7 @@ def _swizzled(dtype: str, ctas: int = 1, split: int | None = None) -> Callable[[
 
 
 def _tile(
-    seen: Seen | None, dtype: str, rows: int, columns: int, ctas: int, split: bool
+    seen: DescriptorView | None, dtype: str, rows: int, columns: int, ctas: int, split: bool
 ) -> Descriptor | None:
     """Return the descriptor of tiles of a CTA, or of a pair whose rows are `split`; None of no columns."""
     if seen is None or not columns:
@@ -282,7 +289,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     split: dict[str, Any] = dict.fromkeys(("parts_ptr", "counters_ptr", "whole", "rest", "split"))
     if splits(config):
         made = tail(config, problem, processors)
-        parts = Section("float32", max(1, made.rest * made.split) * config["BLOCK_M"] * config["BLOCK_N"])
+        parts = Workspace("float32", max(1, made.rest * made.split) * config["BLOCK_M"] * config["BLOCK_N"])
         scratch = {**scratch, "parts": parts}
         counters, grid = max(1, made.rest) * consumers, (made.programs, 1, 1)
         split = {"parts_ptr": Buffer("parts"), "counters_ptr": Buffer(COUNTERS), **made._asdict()}
@@ -311,6 +318,6 @@ def _numerics(config: Config, problem: MatmulProblem, device: Device) -> Numeric
 
 
 FAMILY: Final = Family(
-    MatmulProblem.op, NAME, matmul_warpgroups, _all_configs, illegal, pointless, cost, work,
+    MatmulProblem.op, NAME, matmul_warpgroups, _all_configs, illegal, is_dominated, cost, work,
     also=(repack,), resident=resident, options=_OPTIONS, numerics=_numerics,
 )  # fmt: skip

@@ -19,7 +19,7 @@ from tritile.families.common.skinny import Sides, arguments, fault, sides_of
 from tritile.families.common.work import epilogue_arguments
 from tritile.families.family import Family
 from tritile.families.numerics import Numerics
-from tritile.runtime.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
+from tritile.runtime.work import COUNTERS, Buffer, Kernel, Work, Workspace, step_of
 
 copy_shifted: Final = Kernel("tritile.families.odd_rows.kernel", "copy_shifted")
 odd_rows: Final = Kernel("tritile.families.odd_rows.kernel", "odd_rows")
@@ -111,7 +111,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     return resource_fault(device, shared_bytes(config, problem, device), words, most)
 
 
-def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
+def is_dominated(config: Config, problem: MatmulProblem, device: Device) -> bool:
     return bool(config["BLOCK_N"] >= 2 * max(_sides(problem).columns, 32))
 
 
@@ -164,14 +164,14 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     values = arguments(call, config, early)
     m, n, row = values["M"], values["N"], -(-values["K"] // _ROW) * _ROW
     rows = _ROWS_AT_ONCE if call.a.strides[0] == 1 and m > 1 else 1
-    scratch = {"copies": Section(call.dtype, copied(call.problem)[1])}
+    scratch = {"copies": Workspace(call.dtype, copied(call.problem)[1])}
     values |= {
         "copies_ptr": Buffer("copies"), "stride_w": values["stride_w"] if n > 1 else 0, "stride_cm": row,
         "parts_ptr": None, "counters_ptr": None, "POLLS": 0, **epilogue_arguments(call, 2),
         "PERIOD": seen.period, "WORD": _WORD, "ROW": _ROW, "ROWS": rows, "BLOCK": _COPIED // rows,
     }  # fmt: skip
     if split > 1:
-        scratch["parts"] = Section("float32", tiles * split * config["BLOCK_M"] * config["BLOCK_N"])
+        scratch["parts"] = Workspace("float32", tiles * split * config["BLOCK_M"] * config["BLOCK_N"])
         values |= {"parts_ptr": Buffer("parts"), "counters_ptr": Buffer(COUNTERS), "POLLS": POLLS}
     laid = {"num_warps": 8, "num_stages": 1, "launch_pdl": early}
     grid = (-(-row * rows // _COPIED), -(-m // rows), seen.period)
@@ -181,7 +181,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 
 FAMILY: Final = Family(
-    MatmulProblem.op, NAME, odd_rows, _configs, illegal, pointless, cost, work,
+    MatmulProblem.op, NAME, odd_rows, _configs, illegal, is_dominated, cost, work,
     also=(copy_shifted,), resident=resident, numerics=numerics, contends=contends,
     margin=1.2,  # its formula errs by 12% (standard deviation) at its picks, and is 6% too low
 )  # fmt: skip

@@ -31,7 +31,7 @@ _HELD: Final = 64  # elements of a box that a thread takes
 WORD: Final = 4  # bytes of a bank of shared memory
 _BANKS: Final = 32  # of shared memory, a word each
 _FILLED: Final = 15 / 16  # of BLOCK: the rest is for what keeps a warp's elements in different banks
-_CROWDED: Final = 2  # words of one bank at once, above which rows that lie side by side are moved apart
+_MAX_CONFLICTS: Final = 2  # words of one bank at once, above which rows that lie side by side are moved apart
 _SLANT: Final = 3  # a box reads extra rows only if it has this many of its own for each
 # Where pieces begin anywhere in a word, stores of 8 and 16 bytes pay if a piece has this many of them, and
 # the box this many rows for each extra one that they need.
@@ -94,8 +94,8 @@ class Box(NamedTuple):
     `sides`: of each dimension; `rows`: what is read of each. `read`: elements read at once. `run`: elements
     that lie side by side in x, of the dimensions `runs`; `across`: the others, the densest in x first.
     `places`: from an element to its neighbour in each dimension, where it was read to; `jump`: how much more
-    after each word's worth of the innermost of out. `extent`: elements of all that. `crowd`: how many words
-    of one bank of shared memory a warp gathers at once.
+    after each word's worth of the innermost of out. `extent`: elements of all that. `conflicts`: the most
+    words of one bank of shared memory that a warp gathers at once.
     """
 
     sides: tuple[int, ...]
@@ -108,7 +108,7 @@ class Box(NamedTuple):
     places: tuple[int, ...]
     jump: int
     extent: int
-    crowd: int
+    conflicts: int
 
 
 def _by(strides: Sequence[int]) -> list[int]:
@@ -117,7 +117,7 @@ def _by(strides: Sequence[int]) -> list[int]:
 
 
 def _part(size: int, most: int) -> int:
-    """The side that cuts `size` into as few parts as `most` does, of whole words if that is possible."""
+    """The smallest side that gives as few parts of `size` as `most` does, in whole words if possible."""
     if most >= size:
         return size
     unit = gcd(size, 16 if most >= 48 else 4 if most >= 8 else 1)
@@ -181,23 +181,23 @@ class _Layout:
     def moved(self, index: Sequence[int], step: int) -> list[int]:
         return [at + each * step for at, each in zip(self.at, index, strict=True)]
 
-    def crowd(self, places: Sequence[int]) -> int:
-        """Return how many of the words that a warp gathers at once lie in one bank."""
+    def conflicts(self, places: Sequence[int]) -> int:
+        """Return the bank conflicts of a warp's gather: the most of its words in one bank."""
         words = {place * self.size // WORD for place in places}
         return max(Counter([word % _BANKS for word in words]).values())
 
     def least(self, index: Sequence[int], steps: Iterable[int]) -> tuple[int, int]:
-        """Return the first step of the least crowd, and that crowd."""
-        found = []
+        """Return the first step with the fewest bank conflicts, and their number."""
+        tried = []
         for step in steps:
-            found.append((self.crowd(self.moved(index, step)), step))
-            if found[-1][0] == 1:
+            tried.append((self.conflicts(self.moved(index, step)), step))
+            if tried[-1][0] == 1:
                 break
-        crowd, step = min(found)
-        return step, crowd
+        conflicts, step = min(tried)
+        return step, conflicts
 
     def put(self, i: int, steps: Sequence[int]) -> int:
-        """Place neighbours of dimension `i` by the step of the least crowd, the first of these; return it."""
+        """Place neighbours of dimension `i` by the first step with the fewest bank conflicts; return it."""
         index = self.walk.get(i)  # None: those words differ in others
         self.places[i] = self.least(index, steps)[0] if index and len(steps) > 1 else steps[0]
         if index:
@@ -205,8 +205,8 @@ class _Layout:
         return self.places[i]
 
     def split(self, rows: int, read: int) -> int:
-        """Move words' worths of rows apart by the least jump that lowers the crowd most; return it."""
-        if self.lanes > 1 and self.alone and rows > self.lanes and self.crowd(self.at) > 1:
+        """Pad between groups of rows by the smallest jump that reduces bank conflicts most; return it."""
+        if self.lanes > 1 and self.alone and rows > self.lanes and self.conflicts(self.at) > 1:
             index = [each // self.lanes for each in self.walk[self.first]]
             most = min(8 * read, self.lanes * self.places[self.first] // 8)
             self.jump, _ = self.least(index, range(0, most + 1, read))
@@ -225,7 +225,7 @@ def _laid(problem: PermuteProblem, sides: Sequence[int], width: int) -> Box:
         if x[i] != run:
             break
         if i == layout.first and 4 * width <= run * problem.itemsize:
-            if layout.crowd(layout.moved(layout.walk[i], x[i])) > _CROWDED:
+            if layout.conflicts(layout.moved(layout.walk[i], x[i])) > _MAX_CONFLICTS:
                 break
         layout.put(i, (x[i],))
         runs.append(i)
@@ -247,7 +247,7 @@ def _laid(problem: PermuteProblem, sides: Sequence[int], width: int) -> Box:
     extent += 0 if whole else read - 1
     return Box(
         tuple(sides), pieces, tuple(rows), read, tuple(runs), run, tuple(across), tuple(layout.places),
-        layout.jump, extent, layout.crowd(layout.at),
+        layout.jump, extent, layout.conflicts(layout.at),
     )  # fmt: skip
 
 
@@ -308,7 +308,7 @@ def boxes_of(box: Box, problem: PermuteProblem) -> int:
 
 
 def ends(box: Box) -> int:
-    """Return the elements, a power of two, among which are those that no whole word has."""
+    """Return how many elements, a power of two, hold those at the ends, which no whole word covers."""
     return 2 * box.pieces.lanes << (box.pieces.number - 1).bit_length() if box.pieces.skewed else 1
 
 
@@ -337,7 +337,7 @@ def configs() -> Iterator[Config]:
         yield Config.of(warps, 1, BOX, BLOCK=block, RUN=run, READ=read)
 
 
-def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
+def is_dominated(config: Config, problem: PermuteProblem, device: Device) -> bool:
     """True if a config before it has the same boxes."""
     own = config["BLOCK"], config["RUN"], config["READ"], config.num_warps
     before = itertools.takewhile(lambda each: each != own, _CONFIGS)
@@ -377,7 +377,7 @@ def parts_us(config: Config, problem: PermuteProblem, device: Device) -> Parts:
     issue = power_of_two(box.extent) / box.read * (Fit.read + Fit.dimension * len(box.across))
     issue += elements / pieces.lanes * (Fit.written + Fit.dimension * len(pieces.outer))
     issue += 0 if shared(box) else elements * Fit.division * (len(pieces.inner) - 1)
-    gather = turns * elements / _BANKS * box.crowd
+    gather = turns * elements / _BANKS * box.conflicts
     wait = waves * elements * size / Fit.alone
     clocks = device.clock_ghz * Fit.clock * 1e3
     return Parts(
@@ -462,7 +462,7 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
 
 
 FAMILY: Final = Family(
-    PermuteProblem.op, BOX, permute_box, configs, illegal, pointless, cost, work,
+    PermuteProblem.op, BOX, permute_box, configs, illegal, is_dominated, cost, work,
     resident=resident, numerics=TILE.numerics, canonical=TILE.canonical, contends=contends,
     margin=1.2,  # of 160 permutations of 4 bytes 7 are taken, none of which was slower
 )  # fmt: skip

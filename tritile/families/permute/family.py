@@ -84,7 +84,7 @@ def oversized(config: Config, problem: PermuteProblem) -> bool:
     return bool(config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 16))
 
 
-def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
+def is_dominated(config: Config, problem: PermuteProblem, device: Device) -> bool:
     return is_disordered(config, problem) or oversized(config, problem)
 
 
@@ -247,6 +247,6 @@ def _exact(*_: Any) -> Numerics:
 
 _SIDES: Final = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
 TILE: Final = Family(
-    PermuteProblem.op, NAME, permute_tile, _configs, illegal, pointless, cost,
+    PermuteProblem.op, NAME, permute_tile, _configs, illegal, is_dominated, cost,
     work, resident=resident, numerics=_exact, canonical=_exact,
 )  # fmt: skip

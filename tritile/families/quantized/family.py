@@ -25,7 +25,7 @@ from tritile.families.matmul_tile.family import NAME
 from tritile.families.matmul_tma.family import NAME as DESCRIPTOR
 from tritile.families.numerics import Numerics, fastest, matrix
 from tritile.runtime.counters import MAX_COUNTERS
-from tritile.runtime.work import COUNTERS, Buffer, Descriptor, Kernel, Section, Work, step_of
+from tritile.runtime.work import COUNTERS, Buffer, Descriptor, Kernel, Work, Workspace, step_of
 
 linear_quantized: Final = Kernel("tritile.families.quantized.kernel", "linear_quantized")
 unpack: Final = Kernel("tritile.families.quantized.unpack", "unpack")
@@ -143,7 +143,7 @@ def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | 
     return resource_fault(device, shared_bytes(config, problem, device), sums, programs=made * split)
 
 
-def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool:
+def is_dominated(config: Config, problem: QuantizedProblem, device: Device) -> bool:
     one_row = problem.m <= config["BLOCK_M"] or problem.n <= config["BLOCK_N"]
     if one_row != (config["GROUP_M"] == 1):
         return True  # tiles without an order, or unordered ones where bands exist
@@ -210,7 +210,7 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
     tiles, shared = _tiles(config, problem), split > 1
     if -(-k // block_k) < split:
         raise TuningError(f"SPLIT_K = {split} leaves programs without a block of K = {k}")
-    scratch = {"parts": Section("float32", tiles * split * block_m * block_n)} if shared else {}
+    scratch = {"parts": Workspace("float32", tiles * split * block_m * block_n)} if shared else {}
     bias = call.bias and call.bias.transposed  # for out^T, which the kernel makes
     described = Descriptor("x", call.x.shape, (call.x.strides[0], 1), (block_m, block_k))
     values = {
@@ -250,11 +250,11 @@ def unpacking(problem: QuantizedProblem, early: bool) -> Work:
     }  # fmt: skip
     programs = rows // block_n * -(-row // block_k)
     step = step_of(unpack, (programs, 1, 1), values, {"num_warps": warps, "launch_pdl": early})
-    return Work((step,), {WEIGHT: Section(problem.dtype, rows * row)})
+    return Work((step,), {WEIGHT: Workspace(problem.dtype, rows * row)})
 
 
 TILE: Final = Family(
-    QuantizedProblem.op, NAME, linear_quantized, _configs, illegal, pointless, cost, work,
+    QuantizedProblem.op, NAME, linear_quantized, _configs, illegal, is_dominated, cost, work,
     numerics=numerics, canonical=canonical, interpreted=interpreted, resident=resident,
 )  # fmt: skip
 TMA: Final = replace(

@@ -10,7 +10,7 @@ from typing import Final
 
 from tritile.core.call import MatmulCall, Memory, View
 from tritile.families.common.work import Lowered, copied_batch
-from tritile.runtime.work import Buffer, Kernel, Section, Step
+from tritile.runtime.work import Buffer, Kernel, Step, Workspace
 
 lay_rows: Final = Kernel("tritile.families.rows.kernel", "lay_rows")
 
@@ -33,4 +33,4 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
     step = Step(lay_rows.jitted, (tiles, 1, 1), args, {"num_warps": warps, "launch_pdl": early})
     matrix = rows * padded
     copy = View(place, b.shape, (padded, 1), tuple(n * matrix for n in steps))
-    return Lowered((step,), replace(call, b=copy), (), {place.buffer: Section(b.dtype, count * matrix)})
+    return Lowered((step,), replace(call, b=copy), (), {place.buffer: Workspace(b.dtype, count * matrix)})

@@ -92,7 +92,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     return resource_fault(device, shared_bytes(config, problem), programs=programs)
 
 
-def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
+def is_dominated(config: Config, problem: MatmulProblem, device: Device) -> bool:
     tile = config["BLOCK_N"], config["BLOCK_K"] * problem.itemsize, config.num_warps, config.num_stages
     if tile not in [each[:4] for each in _TILES]:
         return True
@@ -139,7 +139,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 
 FAMILY: Final = Family(
-    MatmulProblem.op, NAME, skinny_k, _configs, illegal, pointless, cost, work,
+    MatmulProblem.op, NAME, skinny_k, _configs, illegal, is_dominated, cost, work,
     resident=resident, numerics=numerics, contends=skinny.contends,
     margin=1.1,  # its formula errs by 11% (standard deviation) at its picks
 )  # fmt: skip

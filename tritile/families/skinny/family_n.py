@@ -18,7 +18,7 @@ from tritile.families.common.grids import grid, options, unit
 from tritile.families.common.products import config_fault, resource_fault
 from tritile.families.family import Family
 from tritile.families.numerics import Numerics
-from tritile.runtime.work import Buffer, Kernel, Section, Work, step_of
+from tritile.runtime.work import Buffer, Kernel, Work, Workspace, step_of
 
 skinny_n: Final = Kernel("tritile.families.skinny.kernel_n", "skinny_n")
 sum_parts: Final = Kernel("tritile.families.skinny.kernel_n", "sum_parts")
@@ -100,7 +100,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     return resource_fault(device, programs=programs)
 
 
-def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
+def is_dominated(config: Config, problem: MatmulProblem, device: Device) -> bool:
     if (config["BLOCK_N"], config.num_warps, _shape(config, problem).unroll) not in _TILES:
         return True
     return bool(config["BLOCK_N"] >= 2 * max(skinny.sides(problem).columns, _TILES[0][0]))
@@ -175,11 +175,11 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     if split == 1:
         return Work((made,))
     added = step_of(sum_parts, grid(-(-n // _COLUMNS), batch * m), values, how | {"num_warps": _SUM_WARPS})
-    return Work((made, added), {"parts": Section("float32", split * batch * m * across)}, main=-2)
+    return Work((made, added), {"parts": Workspace("float32", split * batch * m * across)}, main=-2)
 
 
 FAMILY: Final = Family(
-    MatmulProblem.op, NAME, skinny_n, _configs, illegal, pointless, cost, work,
+    MatmulProblem.op, NAME, skinny_n, _configs, illegal, is_dominated, cost, work,
     also=(sum_parts,), resident=resident, numerics=numerics, contends=skinny.contends,
     margin=1.2,  # its formula errs by 15% (standard deviation) at its picks
 )  # fmt: skip

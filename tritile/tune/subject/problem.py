@@ -112,7 +112,7 @@ class TunableProblem:
         return FAMILIES[self.problem.op][config.family].digest
 
     def compile(self, config: Config) -> None:
-        """Compile for the device, which need not be here. Raises TuningError where the config is refused."""
+        """Compile for the device, which need not be installed. Raises TuningError if that is refused."""
         self._compile(self.problem, config)
 
     def compile_check(self, config: Config) -> None:

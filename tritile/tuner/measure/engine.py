@@ -100,7 +100,7 @@ def proposed(space: SearchSpace | Listed, tried: Tried, rules: Rules) -> list[Co
 
 
 def tried_of(trials: Iterable[Trial]) -> dict[Config, float]:
-    """Return microseconds by config, as strategies take them; infinite where a config failed."""
+    """Return microseconds by config, as strategies take them; infinite if a config failed."""
     return {trial.config: trial.time for trial in trials}
 
 

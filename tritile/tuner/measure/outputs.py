@@ -121,7 +121,7 @@ def error_of(name: str, got: torch.Tensor, right: torch.Tensor, tolerance: float
 
 
 def _errors(got: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return the relative error of each element, in float64; infinity where infinities or NaNs differ.
+    """Return the relative error of each element, in float64; infinity if infinities or NaNs differ.
 
     An element in which terms cancel has errors of the size of these terms, which the result does not show.
     Hence an error is relative to the largest of

@@ -53,8 +53,8 @@ class Trial:
     - `us`: the median time in microseconds.
     - `spread`: the distance of the 20th and the 80th percentile over the median.
     - `registers`: per thread; `spills` and `shared` (memory) in bytes.
-    - `error`: the relative norm of the difference to a reference, None where the answer was not checked.
-    - `failure`: a short line, None where nothing failed.
+    - `error`: the relative norm of the difference to a reference, None if the answer was not checked.
+    - `failure`: a short line, None if nothing failed.
     """
 
     problem: Problem
@@ -70,7 +70,7 @@ class Trial:
 
     @property
     def time(self) -> float:
-        """Microseconds, infinite where it failed or was not timed."""
+        """Microseconds, infinite if it failed or was not timed."""
         return self.us if self.us and self.us > 0 and self.failure is None else math.inf
 
     @property

@@ -139,7 +139,7 @@ def trial_from(row: Sequence[Any]) -> Trial:
 def row_of(trial: Trial) -> Row:
     """Return the row of a trial, as failed if its time or error is no finite number: it must not win.
 
-    Raises InvalidValueError where `trial_from` could not read it back.
+    Raises InvalidValueError if `trial_from` could not read it back.
     """
     us, spread, error, failure = trial.us, trial.spread, trial.error, trial.failure
     if us is not None and not 0 < us <= MAX_US:
@@ -231,7 +231,7 @@ def _put(connection: sqlite3.Connection, pairs: Sequence[tuple[Row, Row]], condi
 def rows_of(path: Path) -> list[Row]:
     """Return environment and trial of each row of another store, or of a .gz of one, unchecked.
 
-    Raises FileError where it cannot be read.
+    Raises FileError if it cannot be read.
     """
     if not path.is_file():
         raise FileError(f"{path} does not exist, or is not a regular file")
@@ -329,7 +329,7 @@ class Store:
     def of_file(self, other: Path) -> list[tuple[Row, Trial]]:
         """Return environment and trial of each row of this GPU model in another store, or a .gz of one.
 
-        Raises FileError where that is not a store, is damaged, or holds trials of other GPU models alone.
+        Raises FileError if that is not a store, is damaged, or holds trials of other GPU models alone.
         """
         pairs = self._valid(rows_of(other), _pair_from)
         ours = [pair for pair in pairs if pair[0][0] == self.device.name]
@@ -429,7 +429,7 @@ class Store:
     def _set_aside(self, reason: str, identity: tuple[int, int]) -> None:
         """Rename a damaged file, unless another process did, so that work starts a fresh one.
 
-        Raises OSError where that is not allowed, or another process uses the file.
+        Raises OSError if that is not allowed, or another process uses the file.
         """
         utc = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         aside = self.path.with_name(f"{self.path.name}.set-aside-{utc}-{os.getpid()}")
