@@ -133,4 +133,4 @@ def __dir__() -> list[str]:
 if "torch" in sys.modules:  # whose programs may name operators of torch.ops.tritile and nothing else of this
     import_module("tritile.ops")
 if os.environ.get("TRITILE_ADOPT"):  # before anybody imports Triton's autotuner, or at once
-    import_module("tritile.tuner.site.sitecustomize")
+    import_module("tritile.tuner.startup.sitecustomize")

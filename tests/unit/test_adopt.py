@@ -5,7 +5,11 @@ them.
 """
 
 import copy
+import functools
+import os
+import re
 import threading
+import warnings
 from contextlib import nullcontext
 from types import MethodType
 
@@ -22,6 +26,7 @@ from tritile.errors import InvalidValueError, NotTunedError, RetuningWarning, Se
 from tritile.tuner import adoption
 from tritile.tuner.adopted import Adopted
 from tritile.tuner.adoption import tuner_of
+from tritile.tuner.adoption_options import of_environment
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")]
 TRITONS_RUN = Autotuner.run
@@ -480,7 +485,180 @@ def test_kernels_that_functions_of_tritile_take(made, bench, is_adopted):
     assert Autotuner.run is TRITONS_RUN
 
 
+# What lies between modes, programs and adoptions.
+
+
+def test_guess_is_no_measurement(made, run, bench):
+    kernel = made()
+    with tritile.adopt(mode="cached"):
+        assert run(kernel) == 16
+        assert run(kernel) == 16
+        with tritile.adopt("nothing.*", mode="cached"), pytest.warns(UserWarning, match="nothing"):
+            adoption._adoptions[-1].release()
+    assert kernel.cache == {}  # Triton would take it for measured
+    with tritile.adopt(mode="strict"), pytest.raises(NotTunedError):
+        run(kernel)
+    with tritile.adopt():
+        assert run(kernel) == 64
+        with tritile.mode("strict"):
+            assert run(kernel) == 64
+    assert kernel.cache[key()].kwargs["BLOCK"] == 64
+    assert len(bench.timed) == 3
+
+
+def test_programs_entries_count_in_every_mode(made, run):
+    kernel = made()
+    with tritile.adopt():
+        kernel.cache[key()] = kernel.configs[1]
+        for mode in ("cached", "tune", "strict", "cached"):
+            with tritile.mode(mode):
+                assert run(kernel) == 32
+        with tritile.mode("cached"):
+            assert run(kernel, 6) == 16
+        assert run(kernel, 6) == 64  # which clears what was guessed, and nothing of the program's
+        tritile.forget()
+        assert kernel.cache[key()] is kernel.configs[1]
+        assert (run(kernel), run(kernel, 6)) == (32, 64)
+
+
+def test_equal_cache_in_place_of_another(made, run):
+    kernel = made()
+    with tritile.adopt():
+        run(kernel)
+        kernel.cache = dict(kernel.cache)
+        run(kernel, 6)
+        assert {*kernel.cache} == {key(), key(6)}
+
+
+def test_configs_to_and_fro_keep_their_tuners(made, run, bench):
+    kernel = made()
+    lists = [kernel.configs, kernel.configs[:1], kernel.configs[1:]]
+    with tritile.adopt():
+        tuners = []
+        for _ in range(3):
+            for n, configs in enumerate(lists):
+                kernel.configs = configs
+                run(kernel, n)
+                tuners.append(tuner_of(kernel))
+    assert tuners[:3] == tuners[3:6] == tuners[6:]
+    assert tuners[1] is None
+    assert len(bench.timed) == 3 + 2
+
+
+def test_pruning_is_the_programs_own(made, run):
+    def early(configs, named, **kwargs):
+        return configs[:2]
+
+    kernel = made()
+    with tritile.adopt():
+        for _ in range(3):
+            kept, kernel.early_config_prune = kernel.early_config_prune, early
+            assert kernel.early_config_prune is early
+            run(kernel)
+            kernel.early_config_prune = kept
+            assert kernel.early_config_prune is None
+        tuner = tuner_of(kernel)
+        kernel.early_config_prune = tuner.shown_to_tracer(False)  # as one that was read inside torch.compile
+        assert vars(kernel)["early_config_prune"] is None
+        del kernel.early_config_prune
+
+
+def test_hook_of_config_reads_nargs(bench):
+    seen = []
+    configs = [
+        triton.Config({"BLOCK": b}, pre_hook=lambda named: seen.append(kernel.nargs["N"])) for b in (16, 32)
+    ]
+    kernel = triton.autotune(configs, key=["N"], do_bench=bench)(body)
+    with tritile.adopt():
+        kernel[(1,)](bench.used, 7)
+        seen.clear()
+        kernel[(1,)](bench.used, 7)
+    assert seen == [7]
+
+
+@pytest.mark.parametrize("lacks", ["_do_bench", "early_config_prune", "pre_hook"])
+def test_kernel_that_lacks_an_attribute(made, bench, lacks):
+    kernel = made()
+    vars(kernel).pop(lacks)
+    if lacks == "pre_hook":
+        kernel.cache[key()] = kernel.configs[2]  # Triton times nothing without it
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        with tritile.adopt(mode="cached"):
+            kernel[(1,)](bench.used, 5)
+    assert int(bench.used) in (16, 64)
+
+
+def test_wrapped_patch_is_no_tritons(made, run, monkeypatch):
+    @functools.wraps(Autotuner.run)
+    def first(kernel, *args, **kwargs):
+        kernel.best_config = kernel.configs[0]
+        return kernel.fn.run(*args, **kwargs, **kernel.configs[0].all_kwargs())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Autotuner, "run", first)
+        with tritile.adopt() as adopted:
+            assert run(made()) == 16
+            assert "stands in for Autotuner.run" in str(adopted)
+
+
+def test_forked_process_waits_for_nobody():
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with adoption._lock:
+            held.set()
+            done.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that a process with threads forks
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if adoption._lock.acquire(timeout=60) else 1)
+    done.set()
+    holder.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_what_is_printed_after_the_with(made, run):
+    with tritile.adopt("*body*") as adopted:
+        run(made())
+    assert str(adopted).startswith("tests.unit.test_adopt.body: 1 measured in ")
+    assert "stands in" not in str(adopted)
+    assert "named" not in str(adopted)
+
+
 # What fails costs the adoption alone.
+
+
+def test_strict_is_a_gate_where_a_choice_fails(made, run, bench, monkeypatch):
+    def broken(value):
+        raise OSError("no bucket")
+
+    kernel = made()
+    with (
+        tritile.adopt(mode="strict", bucket={"*": {"N": broken}}),
+        pytest.raises(NotTunedError, match="no bucket"),
+    ):
+        run(kernel)
+    monkeypatch.setattr(Adopted, "__init__", broken)
+    with tritile.adopt(mode="strict"), pytest.raises(NotTunedError, match="cannot adopt"):
+        run(kernel)
+    assert bench.timed == []
+
+
+def test_warnings_as_errors_break_nothing(made, run, bench):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with tritile.adopt(mode="cached"):
+            assert run(made()) == 16
+        with tritile.adopt("nothing"):
+            for n in range(10):
+                run(made(), n)
+    assert len(bench.timed) == 30
 
 
 @pytest.mark.parametrize("where", ["__init__", "choose"])
@@ -535,13 +713,16 @@ def by_environment(monkeypatch):
     return by_environment
 
 
-def test_programs_adoption_before_environments(made, run, by_environment):
-    by_environment(TRITILE_ADOPT_MODE="cached")
+def test_programs_adoption_before_environments(made, run, by_environment, bench):
+    """But for the mode, unless the program names one."""
+    by_environment(TRITILE_ADOPT_MODE="cached", TRITILE_ADOPT_BUCKETS="*:N=next_power_of_2")
     kernel = made()
     assert run(kernel) == 16
-    kernel.cache.clear()
     with tritile.adopt():
-        assert run(kernel) == 64
+        assert run(kernel, 6) == 16
+    with tritile.adopt(mode="tune"):
+        assert [run(kernel), run(kernel, 6)] == [64, 64]
+    assert len(bench.timed) == 6
 
 
 def test_a_file_of_options(made, run, by_environment, bench, tmp_path):
@@ -566,6 +747,7 @@ def test_buckets_by_a_variable(made, run, by_environment, bench):
         ({"TRITILE_ADOPT_MODE": "fast"}, "mode is 'fast'"),
         ({"TRITILE_ADOPT_BUCKETS": "N=next_power_of_2"}, "expected PATTERN:ARGUMENT=FUNCTION"),
         ({"TRITILE_ADOPT_BUCKETS": "*:N=nothing"}, "function 'nothing'"),
+        ({"TRITILE_ADOPT_BUCKETS": "*:N=tests.unit.raising:f"}, "function 'tests.unit.raising:f'"),
         ({"TRITILE_ADOPT_FILE": "/nowhere.toml"}, "TRITILE_ADOPT_FILE is '/nowhere.toml'"),
         ({"TRITILE_ADOPT_FILE": __file__}, "TRITILE_ADOPT_FILE is"),
     ],
@@ -577,3 +759,29 @@ def test_bad_variables_adopt_nothing(made, run, by_environment, variables, why):
         assert run(kernel) == 64
     assert tuner_of(kernel) is None
     tritile.adopt().release()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('kernel = "x"', "'kernel': expected kernels, exclude"),
+        ("is_default = true", "'is_default'"),
+        ("bucket = 3", "bucket is 3"),
+        ('[bucket]\n"*" = "f"', "bucket is"),
+        ('reference = "x"', "reference is 'x'"),
+        ("table = 3", "table is 3"),
+        ("kernels = [1]", "kernels is"),
+        ("= 1", "TRITILE_ADOPT_FILE is"),
+    ],
+)
+def test_bad_files(tmp_path, text, why):
+    path = tmp_path / "adopt.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidValueError, match=re.escape(why)):
+        of_environment({"TRITILE_ADOPT_FILE": str(path)})
+
+
+def test_table_of_a_file_lies_beside_it(tmp_path):
+    path = tmp_path / "adopt.toml"
+    path.write_text('table = "kernels.json"')
+    assert of_environment({"TRITILE_ADOPT_FILE": str(path)}).table == str(tmp_path / "kernels.json")

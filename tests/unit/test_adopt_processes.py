@@ -15,7 +15,7 @@ from tritile.errors import InvalidValueError
 
 pytestmark = pytest.mark.interpreted
 ROOT = Path(tritile.__file__).parents[1]
-SITE = Path(tritile.__file__).parent / "tuner" / "site"
+SITE = Path(tritile.__file__).parent / "tuner" / "startup"
 LIBRARY = """
 import sys, torch, triton, triton.language as tl
 
@@ -116,7 +116,11 @@ def test_unread_folder_changes_nothing(started, arguments, variables):
 
 def test_patterns_and_modes_reach_the_processes(started):
     run = "-m", "tritile", "run"
-    assert started(*run, "--kernels", "*other*", sys.executable, "library.py") == (["Triton's "], "")
+    printed, errors = started(*run, "--kernels", "*other*", sys.executable, "library.py")
+    assert (printed, errors) == (
+        ["Triton's "],
+        "tritile.adopt: no kernel that was called is named '*other*'\n",
+    )
     _, errors = started(*run, "--mode", "strict", sys.executable, "library.py")
     assert "NotTunedError: mode is strict and nothing measured is remembered for add_one n=40" in errors
     started(*run, sys.executable, "library.py")
@@ -155,7 +159,7 @@ def test_python_without_triton_unaffected(started, tmp_path):
         "import sys; print([m for m in sys.modules if m.startswith(('tritile', 'importlib.', 'dataclass'))])"
     )
     assert started("-c", code, path=[SITE], TRITILE_ADOPT="1") == (["[]"], "")
-    lonely = tmp_path / "lonely" / "tuner" / "site"
+    lonely = tmp_path / "lonely" / "tuner" / "startup"
     lonely.mkdir(parents=True)
     (lonely / "sitecustomize.py").write_text((SITE / "sitecustomize.py").read_text())
     package = tmp_path / "triton" / "runtime"
@@ -178,6 +182,29 @@ def test_file_for_any_python_3():
     ast.parse(text, feature_version=(3, 4))
 
 
+@pytest.mark.parametrize("value", ["", "0", "false", "OFF"])
+def test_variable_is_an_off_switch(started, value):
+    assert started("library.py", path=[SITE], TRITILE_ADOPT=value) == (["Triton's "], "")
+    assert started("library.py", path=[SITE], TRITILE_ADOPT="true") == (["adopted "], "")
+
+
+def test_another_tritile_on_the_path_adopts_nothing(started, tmp_path):
+    (tmp_path / "tritile").mkdir()  # a namespace, in a Python that has no tritile
+    site = tmp_path / "apart" / "tuner" / "startup"
+    site.mkdir(parents=True)
+    (site / "sitecustomize.py").write_text((SITE / "sitecustomize.py").read_text())
+    paths = os.pathsep.join(map(str, [site, tmp_path]))
+    assert started("library.py", TRITILE_ADOPT="1", PYTHONPATH=paths) == (["Triton's "], "")
+
+
+def test_file_is_found_from_another_folder(started, tmp_path):
+    (tmp_path / "adopt.toml").write_text('kernels = ["*nothing*"]')
+    code = "import os, library; os.chdir('/'); library.main()"
+    printed, errors = started("-c", code, path=[SITE], TRITILE_ADOPT="1", TRITILE_ADOPT_FILE="adopt.toml")
+    assert printed == ["Triton's "]
+    assert errors == "tritile.adopt: no kernel that was called is named '*nothing*'\n"
+
+
 # The variables.
 
 
@@ -189,6 +216,10 @@ def test_the_variables_of_options():
     assert sets == {
         "TRITILE_ADOPT": "*fla*", "TRITILE_ADOPT_MODE": "cached", "PYTHONPATH": f"{SITE}{os.pathsep}/a"
     }  # fmt: skip
+    assert (
+        environment({}, {"PYTHONPATH": f"{os.pathsep}/x"})["PYTHONPATH"]
+        == f"{SITE}{os.pathsep}{os.pathsep}/x"
+    )
     with pytest.raises(InvalidValueError, match="mode is 'fast'"):
         environment({"TRITILE_ADOPT": "1", "TRITILE_ADOPT_MODE": "fast"}, {})
 

@@ -22,7 +22,7 @@ from tritile.core import bound, interpreter_private, torch_private, triton_priva
 PACKAGE = Path(tritile.__file__).parent
 ROOT = PACKAGE.parent
 ADAPTERS = {Path(adapter.__file__) for adapter in (interpreter_private, torch_private, triton_private)}
-ADAPTERS.add(PACKAGE / "tuner" / "site" / "sitecustomize.py")  # which imports nothing, and waits for a module
+ADAPTERS.add(PACKAGE / "tuner" / "startup" / "sitecustomize.py")  # imports nothing
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PARTS_OF_TRITON = {"runtime", "compiler", "backends"}
 UNDOCUMENTED = re.compile(

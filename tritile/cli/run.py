@@ -12,9 +12,9 @@ import tritile
 from tritile.cli import shared
 from tritile.cli.shared import app
 from tritile.errors import InvalidValueError
-from tritile.tuner.adoption import of_environment
+from tritile.tuner.adoption_options import of_environment
 
-_SITE = Path(tritile.__file__).parent / "tuner" / "site"
+_SITE = Path(tritile.__file__).parent / "tuner" / "startup"
 
 
 def environment(adopting: dict[str, str], before: dict[str, str]) -> dict[str, str]:
@@ -24,7 +24,8 @@ def environment(adopting: dict[str, str], before: dict[str, str]) -> dict[str, s
     """
     adopting = {name: value for name, value in adopting.items() if value}
     of_environment(before | adopting)
-    rest = [path for path in before.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(_SITE)]
+    paths = before["PYTHONPATH"].split(os.pathsep) if before.get("PYTHONPATH") else []
+    rest = [path for path in paths if path != str(_SITE)]  # an empty one is the current folder
     return adopting | {"PYTHONPATH": os.pathsep.join([str(_SITE), *rest])}
 
 

@@ -1,21 +1,24 @@
 """The tuner of one kernel that somebody else decorated with `triton.autotune`: see `adoption`."""
 
-import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import triton
 
+from tritile.core.device import Device
+from tritile.core.forgetting import Memo
 from tritile.core.settings import requested_mode
-from tritile.core.torch_private import TracingContext
+from tritile.core.threads import interpreter_lock
 from tritile.core.triton_private import Autotuner as TritonAutotuner
-from tritile.errors import NotCompiledError, NotTunedError, brief, callers_level
+from tritile.errors import NotCompiledError, NotTunedError, brief
 from tritile.tuner import traced
-from tritile.tuner.adoption import AdoptedKernel, Options, Unchosen
+from tritile.tuner.adoption import TUNERS, AdoptedKernel, Options, Unchosen, warn
 from tritile.tuner.arguments import DESCRIPTORS
 from tritile.tuner.autotuner import DTYPES, NO_DTYPE, Autotuner, Key, Place
 from tritile.tuner.plan import KernelPlan
 
+_MAX_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is cached in the process
 _NONE: Final[dict[Key, triton.Config]] = {}
 
 
@@ -59,19 +62,77 @@ class Adopted(Autotuner):
         )  # fmt: skip
         for name, value in own.items():
             kernel.__dict__.pop(name, None) if value is None else setattr(kernel, name, value)
-        self._caches = {None: kernel.cache}  # of the first mode and GPU
-        if before is not None:
+        self.is_traced = False
+        self._cache: dict[Key, triton.Config] = kernel.cache
+        self._caches: dict[Any, Any] = {}
+        self._written: dict[Key, triton.Config] = {}  # what this tuner put into the kernel's cache
+        self._guessed: set[tuple[str, Key]] = set()  # calls of a mode whose config nobody measured
+        if before is not None and before.kernel is kernel:
             self._digest, self._warnings, self._retuned = before._digest, before._warnings, before._retuned
+            self.is_traced = before.is_traced
+            if before._cache is kernel.cache and before.keys == self.keys:
+                self._caches, self._written, self._guessed = before._caches, before._written, before._guessed
+        TUNERS.add(self)
 
     def launch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Launch as `run` does, sooner where the config was chosen before."""
+        """Launch with the config that the kernel's `cache` has, or else is chosen; Unchosen without one."""
+        kernel, mode = self.kernel, self.mode or requested_mode() or "tune"
         key, gpu = self.key_of(args, kwargs)
-        mode = self.mode or requested_mode() or "tune"
-        config = self._caches.get((mode, gpu), _NONE).get(key)
-        if config is None or config.pre_hook is not None or self.interpreted or mode == "strict":
-            return self.run(*args, **kwargs)
-        self.kernel.best_config = config
+        config, written = self._caches.get((mode, gpu), _NONE).get(key), self._cache.get(key)
+        if config is None or config is not written:
+            config = self._chosen((mode, gpu), key, config, written, args, kwargs)
+        kernel.best_config = config
+        if config.pre_hook is not None or self.interpreted or mode == "strict":
+            return self._launch_watched(config, mode, args, kwargs)
         return self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        return self.launch(args, kwargs)
+
+    def _chosen(
+        self, place: Place, key: Key, chosen: triton.Config | None, written: triton.Config | None,
+        args: tuple[Any, ...], kwargs: Mapping[str, Any],
+    ) -> triton.Config:  # fmt: skip
+        """Return a program's own entry of the kernel's `cache`, else what is chosen for the mode and the GPU.
+
+        That is put into the cache, for programs to read. An entry that a program took away is chosen anew.
+        """
+        cache = self._cache
+        if written is None and key in cache:
+            written = cache[key]  # some answer by `in` alone
+        if written is not None and self._written.get(key) is not written:
+            return written
+        if chosen is None or written is None:
+            own = self._caches.setdefault(place, Memo(_MAX_CACHED))
+            own.pop(key, None)
+            chosen = self._on_miss(place, own, key, args, dict(kwargs))
+            if own.get(key) is not chosen:
+                return chosen  # of a capture, after which it is chosen again
+        self._written[key] = cache[key] = chosen
+        return chosen
+
+    def drop_guesses(self) -> None:
+        """Take out of the kernel's cache what nobody measured: Triton would take it for measured."""
+        for _, key in self._guessed:
+            if key in self._written and self._cache.get(key) is self._written[key]:
+                del self._cache[key]
+        self._guessed.clear()
+
+    def _launch_watched(self, config: triton.Config, mode: str, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Launch with a hook, in the interpreter, or only if nothing is to be compiled."""
+        kernel, options = self.kernel, config.all_kwargs()
+        kernel.nargs = named = dict(zip(self.arg_names, args, strict=False))
+        try:
+            if config.pre_hook is not None:
+                config.pre_hook({**named, **kwargs, **options})
+            if self.interpreted:
+                with interpreter_lock:
+                    return self.fn.run(*args, **kwargs, **options)
+            if mode == "strict":
+                return self._launch_strict(args, kwargs, config)
+            return self.fn.run(*args, **kwargs, **options)
+        finally:
+            kernel.nargs = None
 
     def key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, int]:
         """Return just Triton's key, by which programs read and write the cache, and the GPU of a tensor."""
@@ -96,16 +157,21 @@ class Adopted(Autotuner):
     def _on_miss(
         self, place: Place, cache: Any, key: Key, args: tuple[Any, ...], kwargs: Any
     ) -> triton.Config:
-        """Return the config of a call: the program's own, where its `cache` answers by `in` alone."""
-        if cache is self.kernel.cache and key in cache:
-            return cache[key]
         self.kernel.nargs = dict(zip(self.arg_names, args, strict=False))  # where prunings look for it
         try:
             return super()._on_miss(place, cache, key, args, kwargs)
         except (NotTunedError, NotCompiledError):
             raise
         except Exception as error:
-            self._warn_once(error)
+            name, why, self._record.why = self._record.name, self._record.why, brief(error)
+            if place[0] == "strict":
+                text = f"mode is strict, and tritile chooses no config for {name}: {brief(error)}"
+                raise NotTunedError(text) from error
+            if not why:
+                warn(
+                    f"tritile chooses no config for {name}, and Triton tunes it: {brief(error)}",
+                    RuntimeWarning,
+                )
             raise Unchosen from error
         finally:
             self.kernel.nargs = None
@@ -119,18 +185,23 @@ class Adopted(Autotuner):
             self.bench_time = seconds or before or 0.0
         if self.configs_timings is None:
             self.configs_timings = {}
-        self._record.count(plan.source in ("exact", "table"), seconds)
+        is_known, guessed = plan.source in ("exact", "table"), (mode, self.key_of(args, kwargs)[0])
+        (self._guessed.discard if is_known else self._guessed.add)(guessed)
+        self._record.count(is_known, seconds)
         return plan
 
-    def _warn_once(self, error: Exception) -> None:
-        if not self._record.why:
-            self._record.why = brief(error)
-            text = f"tritile chooses no config for {self._record.name}, and Triton tunes it: {brief(error)}"
-            warnings.warn(text, RuntimeWarning, callers_level())
+    def warn_untuned(self, *args: Any) -> None:
+        with suppress(Warning):  # adoption breaks no program that makes errors of warnings
+            super().warn_untuned(*args)
 
-    def shown_to_tracer(self) -> Any:
-        """Return the pruning that leaves torch's tracer the remembered configs."""
-        if TracingContext.try_get() is not None:
+    def warn_of_retuning(self, device: Device) -> None:
+        with suppress(Warning):
+            super().warn_of_retuning(device)
+
+    def shown_to_tracer(self, traces: bool) -> Any:
+        """Return the pruning that leaves torch's tracer the remembered configs; `traces`: it asks."""
+        if traces:
+            self.is_traced = True
             traced.show(self)
         return self.early_config_prune
 

@@ -9,23 +9,24 @@ warning.
 Only the standard library is imported here: tritile itself is imported once a kernel is adopted.
 """
 
+import contextlib
 import copy
+import os
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    import os
-
     from tritile.core.settings import Mode
     from tritile.tuner.adopted import Adopted
 
 _STATE: Final = "_tritile"  # the attribute of a kernel that holds what adoption knows of it
+_MAX_STATES: Final = 8  # of one kernel, whose attributes a program changes to and fro
 
 
 class Unchosen(Exception):
@@ -34,7 +35,7 @@ class Unchosen(Exception):
 
 @dataclass
 class AdoptedKernel:
-    """What became of one kernel: `why` it was left to Triton, "" if it was adopted.
+    """What became of one kernel: `why` it, or one of its problems, was left to Triton; "" if nothing was.
 
     Of the problems that tritile chose a config for, `measured` were measured in this process, in `seconds`,
     `remembered` had been before, and `guessed` never.
@@ -54,11 +55,9 @@ class AdoptedKernel:
         self.seconds += seconds
 
     def __str__(self) -> str:
-        if self.why:
-            return f"{self.name}: left to Triton: {self.why}"
-        of = {"measured": f" in {self.seconds:.1f} s", "remembered": "", "guessed": ""}
-        counts = [f"{getattr(self, kind)} {kind}{more}" for kind, more in of.items() if getattr(self, kind)]
-        return f"{self.name}: {', '.join(counts) or 'adopted'}"
+        more = {"measured": f" in {self.seconds:.1f} s", "remembered": "", "guessed": ""}
+        counts = [f"{getattr(self, kind)} {kind}{text}" for kind, text in more.items() if getattr(self, kind)]
+        return f"{self.name}: {', '.join([*counts, *([f'left to Triton: {self.why}'] if self.why else [])])}"
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Adoption:
     reference: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     mode: "Mode | None" = None
     table: "str | os.PathLike[str] | None" = None
-    is_default: bool = False  # gives way to the program's own adoptions
+    is_default: bool = False  # the environment's, which gives way to the program's own but for its mode
     _report: dict[str, AdoptedKernel] = field(default_factory=dict)
 
     def __enter__(self) -> "Adoption":
@@ -94,12 +93,13 @@ class Adoption:
         self.release()
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.report), *self._remarks()])
+        return "\n".join([*map(str, self.report), *self._unmatched(), *self._remarks()])
 
     @property
     def report(self) -> list[AdoptedKernel]:
-        """Return the kernels that were called and have several configs, by name."""
-        return [self._report[name] for name in sorted(self._report)]
+        """Return the kernels for which a config was wanted, by name."""
+        rows = [self._report[name] for name in sorted(self._report)]
+        return [row for row in rows if row.why or row.measured or row.remembered or row.guessed]
 
     def names(self, kernel: str) -> bool:
         """True if a kernel's name, as `name_of` gives it, meets a pattern and none of `exclude`."""
@@ -115,15 +115,19 @@ class Adoption:
         )
 
     def release(self) -> None:
-        """Leave kernels to Triton again. Configs that were chosen stay in the kernels' `cache`."""
+        """Leave kernels to Triton again. Configs that were measured stay in the kernels' `cache`."""
         with _lock:
-            if self in _adoptions:
+            was_active = self in _adoptions
+            if was_active:
                 _adoptions.remove(self)
                 _changed()
-                for pattern in self._unmatched():
-                    warnings.warn(pattern, UserWarning, stacklevel=2)
+                for tuner in [*TUNERS]:
+                    tuner.drop_guesses()
             if not _adoptions and _pending is None:
                 _uninstall()
+        if was_active:
+            for text in self._unmatched():
+                warn(text, UserWarning)
 
     def _unmatched(self) -> Iterator[str]:
         """Yield what to say of patterns that no kernel's name met, with a near name."""
@@ -136,45 +140,52 @@ class Adoption:
                 yield f"tritile.adopt: no kernel that was called is named {pattern!r}{near}"
 
     def _remarks(self) -> Iterator[str]:
-        yield from self._unmatched()
-        if (kind := _class) is None:
+        if _class is None:
             return
-        if kind.run is not _run:
-            other = f"{kind.run.__module__}.{kind.run.__qualname__}"
+        if _class.run is not _run and self in _adoptions:
+            other = getattr(_class.run, "__qualname__", repr(_class.run))
             yield f"{other} stands in for Autotuner.run of Triton: what it does not hand on is not adopted"
-        for each in _subclasses(kind):
+        for each in _subclasses(_class):
             if "run" in vars(each) and not each.__module__.startswith("tritile."):
                 name = f"{each.__module__}.{each.__qualname__}"
                 yield f"{name} has a run of its own: adopted where it calls super().run"
 
 
-# What a tuner is made of, and a program may replace.
-_attributes: Final = attrgetter("configs", "keys", "fn", "cache", "pre_hook", "post_hook")
-_own: Final = itemgetter("_do_bench", "early_config_prune")
-
-
 class _State:
     """What a kernel's tuner was made of, which a program may replace; `tuner` is None without one."""
 
-    __slots__ = ("attributes", "configs", "keys", "owner", "record", "tuner", "version")
+    __slots__ = (
+        "bench", "cache", "configs", "early", "fn", "keys", "listed", "listed_keys", "others", "owner",
+        "post_hook", "pre_hook", "record", "tuner", "version",
+    )  # fmt: skip
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, others: "list[_State]") -> None:
+        own = kernel.__dict__.get
         self.tuner: Adopted | None = None
         self.record = AdoptedKernel("")
-        self.owner, self.version = id(kernel), _version
-        self.attributes = _attributes(kernel), _own(kernel.__dict__)
-        self.configs, self.keys = [*kernel.configs], [*kernel.keys]
+        self.owner, self.version, self.others = id(kernel), _version, others
+        self.configs, self.listed = kernel.configs, [*kernel.configs]
+        self.keys, self.listed_keys = kernel.keys, [*kernel.keys]
+        self.fn, self.cache = kernel.fn, kernel.cache
+        self.pre_hook, self.post_hook = own("pre_hook"), own("post_hook")
+        self.bench, self.early = own("_do_bench"), own("early_config_prune")
 
     def is_stale(self, kernel: Any) -> bool:
         """True if a program replaced or edited what the tuner was made of, or the kernel is a copy.
 
         Lists count by what they hold: some programs give an equal list at each call, others edit theirs.
         """
-        attributes = _attributes(kernel)
-        return not (
-            (attributes, _own(kernel.__dict__)) == self.attributes and attributes[0] == self.configs
-            and attributes[1] == self.keys and self.owner == id(kernel) and self.version == _version
-        )  # fmt: skip
+        own, configs, keys = kernel.__dict__.get, kernel.configs, kernel.keys
+        if not (
+            self.version == _version and self.owner == id(kernel) and self.fn is kernel.fn
+            and self.cache is kernel.cache and self.bench is own("_do_bench")
+            and self.early is own("early_config_prune") and self.pre_hook is own("pre_hook")
+            and self.post_hook is own("post_hook") and keys == self.listed_keys and configs == self.listed
+        ):  # fmt: skip
+            return True
+        if configs is not self.configs:  # the next comparison is of the same objects
+            self.configs, self.listed = configs, [*configs]
+        return False
 
     def __reduce__(self) -> tuple[Any, ...]:  # pickles and copies of a kernel go without
         return type(None), ()
@@ -184,10 +195,21 @@ _lock = threading.RLock()
 _adoptions: list[Adoption] = []
 _version = 0  # changes with `_adoptions`
 _called: dict[str, None] = {}  # names of the kernels that were called since the first adoption
+TUNERS: "weakref.WeakSet[Adopted]" = weakref.WeakSet()
 _pending: dict[str, str] | None = None  # the environment's adoption, until a kernel is called
 _class: Any = None  # Triton's Autotuner
 _run: Any = None  # what was put there as its `run`, and
 _original: Any = None  # what was there
+
+
+def _after_fork() -> None:
+    """Give a forked process a lock of its own: the parent's may be held by a thread that is not there."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def adopt(
@@ -222,130 +244,30 @@ def adopt(
     raises it where `bucket` names what is not in the kernel's key, and where two adoptions of the kernel
     disagree.
     """
+    from tritile.tuner.adoption_options import checked
+
     return installed(checked(kernels, mode, bucket, table, reference, exclude))
 
 
 def adopt_if_asked() -> None:
     """Adopt what the environment asks for; nothing without `TRITILE_ADOPT`. It may be called again."""
-    import os
-
-    if os.environ.get("TRITILE_ADOPT"):
-        import tritile.tuner.site.sitecustomize  # noqa: F401
+    import tritile.tuner.startup.sitecustomize  # noqa: F401
 
 
-def checked(
-    kernels: Any = "*", mode: Any = None, bucket: Any = None, table: Any = None, reference: Any = None,
-    exclude: Any = (), is_default: bool = False,
-) -> Adoption:  # fmt: skip
-    """Return an adoption of the arguments of `adopt`. Raises InvalidValueError, as that does."""
-    from tritile.core.settings import MODES
-    from tritile.errors import InvalidValueError
+def warn(text: str, category: type[Warning]) -> None:
+    """Warn, at the line that called tritile; a program that makes errors of warnings goes on."""
+    from tritile.errors import callers_level
 
-    if mode is not None and mode not in MODES:
-        raise InvalidValueError(f"mode is {mode!r}: expected one of {', '.join(MODES)}, or None")
-    bucket, reference = bucket or {}, reference or {}
-    is_bucket = isinstance(bucket, Mapping) and all(
-        isinstance(own, Mapping) and all(map(callable, own.values())) for own in bucket.values()
-    )
-    if not is_bucket:
-        raise InvalidValueError(f"bucket is {bucket!r}: expected functions by name, by pattern of kernels")
-    if not isinstance(reference, Mapping) or not all(map(callable, reference.values())):
-        raise InvalidValueError(f"reference is {reference!r}: expected functions by pattern of kernels")
-    for name, patterns in (("bucket", bucket), ("reference", reference)):
-        _patterns(name, [*patterns])
-    named = _patterns("kernels", kernels)
-    return Adoption(named, _patterns("exclude", exclude), bucket, reference, mode, table, is_default)
-
-
-def of_environment(environ: Mapping[str, str]) -> Adoption:
-    """Return the adoption that `TRITILE_ADOPT` and the variables that begin with it ask for.
-
-    `TRITILE_ADOPT` is "1" for every kernel, or patterns with commas between them. `TRITILE_ADOPT_BUCKETS`
-    holds "PATTERN:ARGUMENT=FUNCTION" with semicolons between them, where a function is "module:name", or a
-    name of Triton's. `TRITILE_ADOPT_FILE` is a TOML file with the arguments of `adopt`, of which variables go
-    first.
-
-    Raises InvalidValueError, which names the variable, for anything else.
-    """
-    from tritile.errors import InvalidValueError
-
-    named: dict[str, Any] = {}
-    if path := environ.get("TRITILE_ADOPT_FILE"):
-        try:
-            named = _of_file(path)
-        except (OSError, ValueError, TypeError) as error:
-            raise InvalidValueError(f"TRITILE_ADOPT_FILE is {path!r}: {error}") from error
-    kernels = environ.get("TRITILE_ADOPT", "1")
-    if kernels != "1":
-        named["kernels"] = [each.strip() for each in kernels.split(",") if each.strip()]
-    for name, variable in (("mode", "TRITILE_ADOPT_MODE"), ("table", "TRITILE_ADOPT_TABLE")):
-        if value := environ.get(variable):
-            named[name] = value
-    if buckets := environ.get("TRITILE_ADOPT_BUCKETS"):
-        named["bucket"] = named.get("bucket", {}) | _buckets(buckets)
-    return checked(**named, is_default=True)
-
-
-def _of_file(path: str) -> dict[str, Any]:
-    """Return the arguments of `adopt` that a TOML file holds; functions are named in it."""
-    import tomllib
-
-    with open(path, "rb") as file:  # noqa: PTH123
-        named = tomllib.load(file)
-    for pattern, own in named.get("bucket", {}).items():
-        named["bucket"][pattern] = {argument: function_named(name) for argument, name in own.items()}
-    for pattern, name in named.get("reference", {}).items():
-        named["reference"][pattern] = function_named(name)
-    return named
-
-
-def _buckets(text: str) -> dict[str, dict[str, Callable[[Any], Any]]]:
-    """Return the buckets of "PATTERN:ARGUMENT=FUNCTION;...". Raises InvalidValueError for other text."""
-    from tritile.errors import InvalidValueError
-
-    buckets: dict[str, dict[str, Callable[[Any], Any]]] = {}
-    for each in filter(None, (part.strip() for part in text.split(";"))):
-        where, is_given, function = each.partition("=")
-        pattern, _, argument = where.rpartition(":")
-        if not (pattern and argument and is_given and function):
-            raise InvalidValueError(f"bucket {each!r}: expected PATTERN:ARGUMENT=FUNCTION")
-        buckets.setdefault(pattern, {})[argument] = function_named(function)
-    return buckets
-
-
-def function_named(text: str) -> Callable[[Any], Any]:
-    """Return the function "module:name", or of this name in Triton. Raises InvalidValueError."""
-    from importlib import import_module
-
-    from tritile.errors import InvalidValueError
-
-    module, _, name = text.rpartition(":") if isinstance(text, str) else ("", "", "")
-    try:
-        function = getattr(import_module(module or "triton"), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidValueError(
-            f"function {text!r}: {error}: expected module:name, or a name of Triton's"
-        ) from error
-    if not callable(function):
-        raise InvalidValueError(f"function {text!r} is {function!r}: expected a function")
-    return function
-
-
-def _patterns(name: str, patterns: Any) -> tuple[str, ...]:
-    from tritile.errors import InvalidValueError
-
-    listed = (patterns,) if isinstance(patterns, str) else patterns
-    if not isinstance(listed, list | tuple) or not all(isinstance(each, str) and each for each in listed):
-        raise InvalidValueError(f"{name} is {patterns!r}: expected names of kernels, or patterns of names")
-    return tuple(listed)
+    with contextlib.suppress(category):
+        warnings.warn(text, category, stacklevel=callers_level() + 1)
 
 
 def installed(adoption: Adoption) -> Adoption:
     """Put an adoption in force."""
     from tritile.core.triton_private import Autotuner
 
+    _take_pending()
     with _lock:
-        _take_pending()
         _adoptions.append(adoption)
         _changed()
         _install(Autotuner)
@@ -364,16 +286,25 @@ def install_later(environ: Mapping[str, str], module: Any) -> None:
 
 
 def _take_pending() -> None:
+    """Put the environment's adoption in force; what it names may import modules, so that no lock is held."""
     global _pending
     pending, _pending = _pending, None
     if pending is None:
         return
-    from tritile.errors import InvalidValueError, SettingWarning, callers_level
+    from tritile.errors import InvalidValueError, SettingWarning
+    from tritile.tuner.adoption_options import of_environment
 
     try:
-        _adoptions.insert(0, of_environment(pending))
+        adoption = of_environment(pending)
     except InvalidValueError as error:
-        warnings.warn(f"{error}: tritile adopts nothing", SettingWarning, callers_level())
+        warn(f"{error}: tritile adopts nothing", SettingWarning)
+        return
+    with _lock:
+        _adoptions.insert(0, adoption)
+        _changed()
+    import atexit
+
+    atexit.register(lambda: sys.stderr.writelines(f"{text}\n" for text in adoption._unmatched()))
 
 
 def _changed() -> None:
@@ -384,45 +315,63 @@ def _changed() -> None:
 def _install(kind: Any) -> None:
     global _class, _run, _original
     _class, original = kind, kind.run
-    if original.__module__ != kind.__module__:
+    # By its globals: a wrapper may bear the names of what it wraps.
+    if getattr(original, "__globals__", {}).get("__name__") != kind.__module__:
         return  # ours, or a program's that stands in for it already, and goes on doing so
 
     def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         state = kernel.__dict__.get(_STATE)
         if state is None or state.is_stale(kernel):
             state = _state_of(kernel)
-        if state.tuner is None:
-            return original(kernel, *args, **kwargs)
-        try:
-            return state.tuner.launch(args, kwargs)
-        except Unchosen:
-            return original(kernel, *args, **kwargs)
+        if state.tuner is not None:
+            try:
+                return state.tuner.launch(args, kwargs)
+            except Unchosen:
+                pass
+        return original(kernel, *args, **kwargs)
 
     _original, _run, kind.run = original, run, run
     # torch's tracer never calls `run`: it asks the class's instances for their pruning.
-    kind.early_config_prune = property(_pruning_of, _set_pruning)
+    kind.early_config_prune = property(_pruning_of, _set_pruning, _delete_pruning)
 
 
 def _uninstall() -> None:
     global _run
-    if (
-        _run is not None and _class.run is _run
-    ):  # else somebody's patch goes on calling it, and it calls Triton's
+    if _run is not None and _class.run is _run:  # else another's patch calls it, and it calls Triton's
         _class.run, _run = _original, None
         del _class.early_config_prune
-        _called.clear()
+
+
+# What torch's tracer asks for.
 
 
 def _pruning_of(kernel: Any) -> Any:
-    """Return a kernel's own `early_config_prune`, or one that shows torch's tracer what is remembered.
+    """Return a kernel's own `early_config_prune`; of a kernel that torch traced, one that shows its winner.
 
-    torch's guards ask for it at every call of a compiled function: it stays the same.
+    torch's guards ask for it at every call of a compiled function: then it stays the same.
     """
-    own = kernel.__dict__.get("early_config_prune")
-    if "torch._dynamo" not in sys.modules or "base_fn" not in kernel.__dict__:  # which is being made
+    own, guards = kernel.__dict__.get("early_config_prune"), sys.modules.get("torch._guards")
+    if guards is None or "base_fn" not in kernel.__dict__:  # which is being made
         return own
-    tuner = tuner_of(kernel)
-    return own if tuner is None else tuner.shown_to_tracer()
+    traces = guards.TracingContext.try_get() is not None
+    state = kernel.__dict__.get(_STATE)
+    if not traces and (state is None or state.tuner is None or not state.tuner.is_traced):
+        return own
+    with contextlib.suppress(Exception):  # of two adoptions that disagree: the kernel's first call says so
+        tuner = tuner_of(kernel)
+        return own if tuner is None else tuner.shown_to_tracer(traces)
+    return own
+
+
+def _set_pruning(kernel: Any, early: Any) -> None:
+    kernel.__dict__["early_config_prune"] = getattr(early, "of_kernel", early)  # its own, where it is ours
+
+
+def _delete_pruning(kernel: Any) -> None:
+    kernel.__dict__.pop("early_config_prune", None)
+
+
+# What adoption knows of a kernel.
 
 
 def tuner_of(kernel: Any) -> "Adopted | None":
@@ -452,10 +401,6 @@ def tuner_for(what: Any) -> Any:
     return Adopted(kernel, Options(), AdoptedKernel(name_of(what)))
 
 
-def _set_pruning(kernel: Any, early: Any) -> None:
-    kernel.__dict__["early_config_prune"] = early
-
-
 def _subclasses(kind: Any) -> Iterator[Any]:
     for each in kind.__subclasses__():
         yield each
@@ -474,48 +419,62 @@ def _meets(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _state_of(kernel: Any) -> _State:
-    """Return what adoption knows of a kernel, made anew where a program changed the kernel."""
+    """Return what adoption knows of a kernel, made anew where a program changed the kernel.
+
+    Raises InvalidValueError where the kernel's adoptions cannot be followed, NotTunedError where it is not
+    adopted in mode "strict", and nothing else.
+    """
+    _take_pending()
     with _lock:
         before = kernel.__dict__.get(_STATE)
-        if before is not None and not before.is_stale(kernel):
-            return before  # of another thread
-        _take_pending()
-        state, name = _State(kernel), name_of(kernel)
-        adoptions = [each for each in _adoptions if each.names(name)]
-        adoptions = [each for each in adoptions if not each.is_default] or adoptions
-        if len(kernel.configs) > 1 and not _is_of_torch(kernel):
-            _called[name] = None
-            if adoptions:
-                state.record = adoptions[-1]._report.setdefault(name, AdoptedKernel(name))
-                _adopt(kernel, state, name, adoptions, before)
+        others = [] if before is None or before.owner != id(kernel) else before.others
+        state = next(
+            (each for each in others if not each.is_stale(kernel)), None
+        )  # another thread's, or earlier
+        if state is None:
+            state = _State(kernel, others)
+            others[:] = [each for each in others[1 - _MAX_STATES :] if each.version == _version]
+            others.append(state)
+            if len(kernel.configs) > 1:
+                _adopt(kernel, state, name_of(kernel), before)
         kernel.__dict__[_STATE] = state
         return state
 
 
-def _adopt(
-    kernel: Any, state: _State, name: str, adoptions: Sequence[Adoption], before: _State | None
-) -> None:
+def _adopt(kernel: Any, state: _State, name: str, before: _State | None) -> None:
     """Give a kernel a tuner, or say why it has none."""
-    from tritile.errors import InvalidValueError, brief, callers_level
+    adoptions = [each for each in _adoptions if each.names(name)]
+    _called[name] = None
+    if not adoptions:
+        return
+    from tritile.errors import InvalidValueError, NotTunedError, brief
 
-    record, options = state.record, adoptions[-1].options(name)
-    if any(each.options(name) != options for each in adoptions):
+    own = [each for each in adoptions if not each.is_default] or adoptions
+    options = own[-1].options(name)
+    if any(each.options(name) != options for each in own):
         raise InvalidValueError(
-            f"two adoptions disagree about {name}: release the first, or exclude the kernel from it"
+            f"two adoptions disagree about {name}: release the first, or exclude it there"
         )
     for argument, _ in options.bucket:
         if argument not in kernel.keys:
             key = ", ".join(map(repr, kernel.keys))
             raise InvalidValueError(f"bucket names {argument!r} of {name}: expected one of its key, [{key}]")
+    if options.mode is None and adoptions[0].is_default:  # an operator's
+        options = replace(options, mode=adoptions[0].mode)
+    state.record = record = own[-1]._report.setdefault(name, AdoptedKernel(name))
     try:
+        if _is_of_torch(kernel):
+            return
         from tritile.tuner.adopted import Adopted
 
-        state.tuner = Adopted(kernel, options, record, before.tuner if before is not None else None)
+        state.tuner = Adopted(kernel, options, record, None if before is None else before.tuner)
         record.why = ""
     except Exception as error:  # whatever it is, Triton tunes the kernel, as it did
-        if not record.why:
-            warnings.warn(f"tritile does not adopt {name}: {brief(error)}", RuntimeWarning, callers_level())
-        record.why = brief(error)
+        why, record.why = record.why, brief(error)
+        if options.mode == "strict":
+            raise NotTunedError(f"mode is strict, and tritile cannot adopt {name}: {brief(error)}") from error
+        if not why:
+            warn(f"tritile does not adopt {name}: {brief(error)}", RuntimeWarning)
 
 
 def _is_of_torch(kernel: Any) -> bool:

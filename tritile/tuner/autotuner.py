@@ -137,7 +137,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             self._place = place = mode, gpu
             cache = self._caches.get(place)
             if cache is None:  # the first such call takes what a program put there before any
-                cache = self._caches[place] = self._caches.pop(None, Memo(_MAX_CACHED))
+                cache = self._caches.setdefault(place, self._caches.pop(None, Memo(_MAX_CACHED)))
             config = cache.get(key)
             if config is None:
                 config = self._on_miss(place, cache, key, args, kwargs)

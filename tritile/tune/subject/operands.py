@@ -85,7 +85,7 @@ def sampled(rows: int, device: torch.device) -> torch.Tensor:
 
 def poison(call: Call) -> None:
     """Overwrite the output's memory with NaN, or -1 for whole numbers, so that gaps show."""
-    outputs.poison(call.out.tensor, torch.zeros(()))
+    outputs.poison(call.out.tensor, torch.zeros((), device=call.out.tensor.device))
 
 
 def guarded(problem: Tiled) -> tuple[Call, shipping.GuardedMemory]:

@@ -16,11 +16,13 @@ def _adopt(module):
     from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
     name = "tritile.tuner.adoption"
-    if find_spec("tritile") is None:
-        return
+    tuner = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    package = find_spec("tritile")
+    wanted = os.path.join(os.path.dirname(tuner), "__init__.py")
+    if package is None or os.path.realpath(package.origin or "") != os.path.realpath(wanted):
+        return  # there is no tritile, or another one
     if name not in sys.modules:  # by its file: the package would take torch, where no kernel may ever run
-        here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        spec = spec_from_file_location(name, os.path.join(here, "adoption.py"))
+        spec = spec_from_file_location(name, os.path.join(tuner, "adoption.py"))
         adoption = module_from_spec(spec)
         sys.modules[name] = adoption
         try:
@@ -28,7 +30,8 @@ def _adopt(module):
         except Exception:  # a Python that tritile does not run on
             del sys.modules[name]
             return
-    sys.modules[name].install_later(os.environ, module)
+    if hasattr(module, "Autotuner"):
+        sys.modules[name].install_later(os.environ, module)
 
 
 class _Loader:
@@ -38,7 +41,8 @@ class _Loader:
         self._loader = loader
 
     def create_module(self, spec):
-        return self._loader.create_module(spec)
+        create = getattr(self._loader, "create_module", None)
+        return None if create is None else create(spec)
 
     def exec_module(self, module):
         module.__spec__.loader = module.__loader__ = self._loader
@@ -55,7 +59,8 @@ class _Finder:
             return None
         sys.meta_path.remove(cls)
         for finder in list(sys.meta_path):
-            spec = finder.find_spec(name, path, target)
+            find = getattr(finder, "find_spec", None)  # some are older than that
+            spec = None if find is None else find(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
                     spec.loader = _Loader(spec.loader)
@@ -80,9 +85,13 @@ def _chain():
 
 if not hasattr(sys, "_tritile_adopts"):  # another sitecustomize may chain, too, and come back here
     sys._tritile_adopts = True
-    if _NAME in sys.modules:
-        _adopt(sys.modules[_NAME])
-    else:
-        sys.meta_path.insert(0, _Finder)
+    if os.environ.get("TRITILE_ADOPT", "").lower() not in ("", "0", "false", "off", "no"):
+        for _path in ("TRITILE_ADOPT_FILE", "TRITILE_ADOPT_TABLE"):
+            if os.environ.get(_path):  # before the program goes to another folder
+                os.environ[_path] = os.path.abspath(os.environ[_path])
+        if _NAME in sys.modules:
+            _adopt(sys.modules[_NAME])
+        else:
+            sys.meta_path.insert(0, _Finder)
     if __name__ == "sitecustomize":
         _chain()

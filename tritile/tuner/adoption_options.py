@@ -1,0 +1,124 @@
+"""Read what `tritile.adopt` is told: by its arguments, by the environment, and by a TOML file."""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from tritile.core.settings import MODES
+from tritile.errors import InvalidValueError, brief
+from tritile.tuner.adoption import Adoption
+
+_NAMES: Final = ("kernels", "exclude", "mode", "table", "bucket", "reference")
+_ALL: Final = ("1", "true", "on", "yes")  # values of TRITILE_ADOPT that name every kernel
+_NONE: Final = ("", "0", "false", "off", "no")
+
+
+def checked(
+    kernels: Any = "*", mode: Any = None, bucket: Any = None, table: Any = None, reference: Any = None,
+    exclude: Any = (), is_default: bool = False,
+) -> Adoption:  # fmt: skip
+    """Return an adoption of the arguments of `adopt`. Raises InvalidValueError, as that does."""
+    if mode is not None and mode not in MODES:
+        raise InvalidValueError(f"mode is {mode!r}: expected one of {', '.join(MODES)}, or None")
+    bucket, reference = bucket or {}, reference or {}
+    is_bucket = isinstance(bucket, Mapping) and all(
+        isinstance(own, Mapping) and all(map(callable, own.values())) for own in bucket.values()
+    )
+    if not is_bucket:
+        raise InvalidValueError(f"bucket is {bucket!r}: expected functions by name, by pattern of kernels")
+    if not isinstance(reference, Mapping) or not all(map(callable, reference.values())):
+        raise InvalidValueError(f"reference is {reference!r}: expected functions by pattern of kernels")
+    if table is not None and not isinstance(table, str | Path):
+        raise InvalidValueError(f"table is {table!r}: expected the path of a file")
+    for name, patterns in (("bucket", bucket), ("reference", reference)):
+        _patterns(name, [*patterns])
+    named = _patterns("kernels", kernels)
+    return Adoption(named, _patterns("exclude", exclude), bucket, reference, mode, table, is_default)
+
+
+def _patterns(name: str, patterns: Any) -> tuple[str, ...]:
+    listed = (patterns,) if isinstance(patterns, str) else patterns
+    if not isinstance(listed, list | tuple) or not all(isinstance(each, str) and each for each in listed):
+        raise InvalidValueError(f"{name} is {patterns!r}: expected names of kernels, or patterns of names")
+    return tuple(listed)
+
+
+def of_environment(environ: Mapping[str, str]) -> Adoption:
+    """Return the adoption that `TRITILE_ADOPT` and the variables that begin with it ask for.
+
+    `TRITILE_ADOPT` is "1" for every kernel, or patterns with commas between them. `TRITILE_ADOPT_BUCKETS`
+    holds "PATTERN:ARGUMENT=FUNCTION" with semicolons between them, where a function is "module:name", or a
+    name of Triton's. `TRITILE_ADOPT_FILE` is a TOML file with the arguments of `adopt`, of which variables go
+    first.
+
+    Raises InvalidValueError, which names the variable, for anything else.
+    """
+    named: dict[str, Any] = {}
+    if path := environ.get("TRITILE_ADOPT_FILE"):
+        try:
+            named = _of_file(Path(path))
+        except (OSError, ValueError) as error:
+            raise InvalidValueError(f"TRITILE_ADOPT_FILE is {path!r}: {error}") from error
+    kernels = environ.get("TRITILE_ADOPT", "1")
+    if kernels.lower() not in _ALL:
+        named["kernels"] = [each.strip() for each in kernels.split(",") if each.strip()]
+    for name, variable in (("mode", "TRITILE_ADOPT_MODE"), ("table", "TRITILE_ADOPT_TABLE")):
+        if value := environ.get(variable):
+            named[name] = value
+    if buckets := environ.get("TRITILE_ADOPT_BUCKETS"):
+        named["bucket"] = named.get("bucket", {}) | _buckets(buckets)
+    return checked(**named, is_default=True)
+
+
+def is_asked(environ: Mapping[str, str]) -> bool:
+    """True if `TRITILE_ADOPT` names kernels."""
+    return environ.get("TRITILE_ADOPT", "").lower() not in _NONE
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    """Return the arguments of `adopt` that a TOML file holds, in which functions are named.
+
+    A table's path is relative to the file's folder. Raises OSError and ValueError.
+    """
+    named = tomllib.loads(path.read_text(encoding="utf-8"))
+    if unknown := [name for name in named if name not in _NAMES]:
+        raise InvalidValueError(f"{', '.join(map(repr, unknown))}: expected {', '.join(_NAMES)}")
+    for name, own in (("bucket", named.get("bucket", {})), ("reference", named.get("reference", {}))):
+        if not isinstance(own, dict) or (
+            name == "bucket" and not all(isinstance(each, dict) for each in own.values())
+        ):
+            raise InvalidValueError(f"{name} is {own!r}: expected a table by pattern of kernels")
+    for pattern, functions in named.get("bucket", {}).items():
+        named["bucket"][pattern] = {argument: function_named(name) for argument, name in functions.items()}
+    for pattern, name in named.get("reference", {}).items():
+        named["reference"][pattern] = function_named(name)
+    if isinstance(table := named.get("table"), str):
+        named["table"] = str(path.absolute().parent / table)
+    return named
+
+
+def _buckets(text: str) -> dict[str, dict[str, Callable[[Any], Any]]]:
+    """Return the buckets of "PATTERN:ARGUMENT=FUNCTION;...". Raises InvalidValueError for other text."""
+    buckets: dict[str, dict[str, Callable[[Any], Any]]] = {}
+    for each in filter(None, (part.strip() for part in text.split(";"))):
+        where, is_given, function = each.partition("=")
+        pattern, _, argument = where.rpartition(":")
+        if not (pattern and argument and is_given and function):
+            raise InvalidValueError(f"bucket {each!r}: expected PATTERN:ARGUMENT=FUNCTION")
+        buckets.setdefault(pattern, {})[argument] = function_named(function)
+    return buckets
+
+
+def function_named(text: Any) -> Callable[[Any], Any]:
+    """Return the function "module:name", or of this name in Triton. Raises InvalidValueError."""
+    module, _, name = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    try:
+        function = getattr(import_module(module or "triton"), name)
+    except Exception as error:  # a module may raise anything as it is imported
+        why = f"{brief(error)}: expected module:name, or a name of Triton's"
+        raise InvalidValueError(f"function {text!r}: {why}") from error
+    if not callable(function):
+        raise InvalidValueError(f"function {text!r} is {function!r}: expected a function")
+    return function
