@@ -8,6 +8,7 @@ import copy
 import functools
 import os
 import re
+import sys
 import threading
 import warnings
 from contextlib import nullcontext
@@ -545,22 +546,29 @@ def test_configs_to_and_fro_keep_their_tuners(made, run, bench):
     assert len(bench.timed) == 3 + 2
 
 
-def test_pruning_is_the_programs_own(made, run):
+@pytest.mark.parametrize("traces", [False, True])
+def test_pruning_that_a_program_puts_back(made, run, traces, monkeypatch):
+    """Once torch may trace, it is tritile's that is read, and the program's own that is put back."""
+
     def early(configs, named, **kwargs):
         return configs[:2]
 
+    if traces:
+        monkeypatch.setitem(sys.modules, "torch._dynamo", sys)
+    else:
+        monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
     kernel = made()
     with tritile.adopt():
-        for _ in range(3):
+        for n in range(3):
             kept, kernel.early_config_prune = kernel.early_config_prune, early
-            assert kernel.early_config_prune is early
-            run(kernel)
+            assert (kernel.early_config_prune is early) == (not traces)
+            assert kernel.early_config_prune(kernel.configs, {}) == kernel.configs[:2]
+            assert run(kernel, 2 * n) == 32
             kernel.early_config_prune = kept
-            assert kernel.early_config_prune is None
-        tuner = tuner_of(kernel)
-        kernel.early_config_prune = tuner.shown_to_tracer(False)  # as one that was read inside torch.compile
-        assert vars(kernel)["early_config_prune"] is None
+            assert vars(kernel)["early_config_prune"] is None
+            assert run(kernel, 2 * n + 1) == 64
         del kernel.early_config_prune
+    assert "early_config_prune" not in vars(kernel)
 
 
 def test_hook_of_config_reads_nargs(bench):

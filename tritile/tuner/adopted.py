@@ -10,6 +10,7 @@ from tritile.core.device import Device
 from tritile.core.forgetting import Memo
 from tritile.core.settings import requested_mode
 from tritile.core.threads import interpreter_lock
+from tritile.core.torch_private import TracingContext
 from tritile.core.triton_private import Autotuner as TritonAutotuner
 from tritile.errors import NotCompiledError, NotTunedError, brief
 from tritile.tuner import traced
@@ -62,14 +63,12 @@ class Adopted(Autotuner):
         )  # fmt: skip
         for name, value in own.items():
             kernel.__dict__.pop(name, None) if value is None else setattr(kernel, name, value)
-        self.is_traced = False
         self._cache: dict[Key, triton.Config] = kernel.cache
         self._caches: dict[Any, Any] = {}
         self._written: dict[Key, triton.Config] = {}  # what this tuner put into the kernel's cache
         self._guessed: set[tuple[str, Key]] = set()  # calls of a mode whose config nobody measured
         if before is not None and before.kernel is kernel:
             self._digest, self._warnings, self._retuned = before._digest, before._warnings, before._retuned
-            self.is_traced = before.is_traced
             if before._cache is kernel.cache and before.keys == self.keys:
                 self._caches, self._written, self._guessed = before._caches, before._written, before._guessed
         TUNERS.add(self)
@@ -198,10 +197,9 @@ class Adopted(Autotuner):
         with suppress(Warning):
             super().warn_of_retuning(device)
 
-    def shown_to_tracer(self, traces: bool) -> Any:
-        """Return the pruning that leaves torch's tracer the remembered configs; `traces`: it asks."""
-        if traces:
-            self.is_traced = True
+    def shown_to_tracer(self) -> Any:
+        """Return the pruning that leaves torch's tracer the remembered configs."""
+        if TracingContext.try_get() is not None:
             traced.show(self)
         return self.early_config_prune
 

@@ -346,20 +346,17 @@ def _uninstall() -> None:
 
 
 def _pruning_of(kernel: Any) -> Any:
-    """Return a kernel's own `early_config_prune`; of a kernel that torch traced, one that shows its winner.
+    """Return a kernel's own `early_config_prune`; once torch may trace, one that shows it what is remembered.
 
-    torch's guards ask for it at every call of a compiled function: then it stays the same.
+    Called by anybody else, that one does what the kernel's own does. torch's guards ask for it at every call
+    of a compiled function: it stays the same.
     """
-    own, guards = kernel.__dict__.get("early_config_prune"), sys.modules.get("torch._guards")
-    if guards is None or "base_fn" not in kernel.__dict__:  # which is being made
-        return own
-    traces = guards.TracingContext.try_get() is not None
-    state = kernel.__dict__.get(_STATE)
-    if not traces and (state is None or state.tuner is None or not state.tuner.is_traced):
+    own = kernel.__dict__.get("early_config_prune")
+    if "torch._dynamo" not in sys.modules or "base_fn" not in kernel.__dict__:  # which is being made
         return own
     with contextlib.suppress(Exception):  # of two adoptions that disagree: the kernel's first call says so
         tuner = tuner_of(kernel)
-        return own if tuner is None else tuner.shown_to_tracer(traces)
+        return own if tuner is None else tuner.shown_to_tracer()
     return own
 
 
