@@ -356,12 +356,16 @@ def _pruning_of(kernel: Any) -> Any:
         return own
     with contextlib.suppress(Exception):  # of two adoptions that disagree: the kernel's first call says so
         tuner = tuner_of(kernel)
-        return own if tuner is None else tuner.shown_to_tracer()
+        if tuner is not None:
+            shown = tuner.shown_to_tracer()
+            shown.instead_of = id(kernel), own
+            return shown
     return own
 
 
 def _set_pruning(kernel: Any, early: Any) -> None:
-    kernel.__dict__["early_config_prune"] = getattr(early, "of_kernel", early)  # its own, where it is ours
+    owner, own = getattr(early, "instead_of", (None, None))
+    kernel.__dict__["early_config_prune"] = own if owner == id(kernel) else early
 
 
 def _delete_pruning(kernel: Any) -> None:

@@ -89,7 +89,6 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
             left = sorted(left, key=lambda config: perf_model(**named, **config.all_kwargs()))
         return left[:1]
 
-    prune.of_kernel = early  # type: ignore[attr-defined]  # for what puts it back where it found it
     return prune
 
 
