@@ -302,8 +302,8 @@ def check(
 
     Args:
         kernel: a kernel under `tritile.autotune`, or an adopted one, with a `reference`. Of a list of configs
-        those are
-            checked that its pruning leaves for the call; of a `tritile.Space`, which may have thousands, all.
+            those are checked that its pruning leaves for the call; of a `tritile.Space`, which may have
+            thousands, all.
         grid: the grid of the launch, as `kernel[grid]` takes it. A function is given all arguments by name.
         make: called with sizes; returns the arguments of a call, in their order or by name, "grid" included
             if it depends on sizes. It is called with the sizes given and with each one less, of which one at
