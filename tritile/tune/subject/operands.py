@@ -85,7 +85,8 @@ def sampled(rows: int, device: torch.device) -> torch.Tensor:
 
 def poison(call: Call) -> None:
     """Overwrite the output's memory with NaN, or -1 for whole numbers, so that gaps show."""
-    outputs.poison(call.out.tensor, torch.zeros((), device=call.out.tensor.device))
+    out = call.out.tensor
+    outputs.poison(out, out.new_zeros(()))
 
 
 def guarded(problem: Tiled) -> tuple[Call, shipping.GuardedMemory]:
