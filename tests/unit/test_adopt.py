@@ -174,7 +174,11 @@ def test_subclass_ending_in_super_run(made, run, bench):
 # Another patch of `Autotuner.run`.
 
 
-def test_earlier_patch_stays(made, run, monkeypatch):
+@pytest.mark.parametrize(
+    "decorate", [lambda patch: patch, functools.wraps(Autotuner.run)], ids=["plain", "wraps"]
+)
+def test_earlier_patch_stays(made, run, monkeypatch, decorate):
+    @decorate
     def first(kernel, *args, **kwargs):
         kernel.best_config = kernel.configs[0]
         return kernel.fn.run(*args, **kwargs, **kernel.configs[0].all_kwargs())
@@ -183,7 +187,7 @@ def test_earlier_patch_stays(made, run, monkeypatch):
         patch.setattr(Autotuner, "run", first)
         with tritile.adopt() as adopted:
             assert run(made()) == 16
-            assert "first stands in for Autotuner.run of Triton" in str(adopted)
+            assert "stands in for Autotuner.run of Triton" in str(adopted)
         assert Autotuner.run is first
 
 
@@ -597,19 +601,6 @@ def test_kernel_that_lacks_an_attribute(made, bench, lacks):
     assert int(bench.used) in (16, 64)
 
 
-def test_wrapped_patch_is_no_tritons(made, run, monkeypatch):
-    @functools.wraps(Autotuner.run)
-    def first(kernel, *args, **kwargs):
-        kernel.best_config = kernel.configs[0]
-        return kernel.fn.run(*args, **kwargs, **kernel.configs[0].all_kwargs())
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Autotuner, "run", first)
-        with tritile.adopt() as adopted:
-            assert run(made()) == 16
-            assert "stands in for Autotuner.run" in str(adopted)
-
-
 def test_forked_process_waits_for_nobody():
     held, done = threading.Event(), threading.Event()
 
@@ -656,6 +647,35 @@ def test_strict_is_a_gate_where_a_choice_fails(made, run, bench, monkeypatch):
     with tritile.adopt(mode="strict"), pytest.raises(NotTunedError, match="cannot adopt"):
         run(kernel)
     assert bench.timed == []
+
+
+def test_refusals_are_repeated(made, run, bench, monkeypatch):
+    """The second call of a kernel that cannot be adopted as it is asked does not run by Triton either."""
+    kernel = made()
+    with tritile.adopt():
+        run(kernel)
+        with tritile.adopt(mode="cached"):
+            for _ in range(3):
+                with pytest.raises(InvalidValueError, match="disagree about"):
+                    run(kernel)
+    monkeypatch.setattr(Adopted, "__init__", lambda *args: 1 / 0)
+    bench.timed.clear()
+    with tritile.adopt(mode="strict"):
+        for _ in range(3):
+            with pytest.raises(NotTunedError, match="cannot adopt"):
+                run(kernel, 6)
+    assert bench.timed == []
+
+
+def test_warnings_point_at_the_call(made, run, monkeypatch, bench):
+    monkeypatch.setattr(Adopted, "__init__", lambda *args: 1 / 0)
+    kernel = made()
+    with tritile.adopt("*body*", exclude="nothing") as adopted:
+        with pytest.warns(RuntimeWarning, match="does not adopt") as warned:
+            kernel[(1,)](bench.used, 5)
+        with pytest.warns(UserWarning, match="'nothing'") as released:
+            adopted.release()
+    assert [each.filename for each in (*warned, *released)] == [__file__] * 2
 
 
 def test_warnings_as_errors_break_nothing(made, run, bench):

@@ -160,7 +160,7 @@ def test_cache_of_latest_mode_and_gpu(tuned, monkeypatch):
 
 
 def test_cache_is_bounded(tuned, monkeypatch):
-    monkeypatch.setattr(autotuner, "_MAX_CACHED", 8)
+    monkeypatch.setattr(autotuner, "MAX_CACHED", 8)
     tuned.tuner.cache, (x, out) = {}, (on_gpu(), on_gpu())
     for n in range(20):
         tuned(x, out, n, 0.5)

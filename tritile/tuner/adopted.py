@@ -9,17 +9,15 @@ import triton
 from tritile.core.device import Device
 from tritile.core.forgetting import Memo
 from tritile.core.settings import requested_mode
-from tritile.core.threads import interpreter_lock
 from tritile.core.torch_private import TracingContext
 from tritile.core.triton_private import Autotuner as TritonAutotuner
 from tritile.errors import NotCompiledError, NotTunedError, brief
 from tritile.tuner import traced
 from tritile.tuner.adoption import TUNERS, AdoptedKernel, Options, Unchosen, warn
 from tritile.tuner.arguments import DESCRIPTORS
-from tritile.tuner.autotuner import DTYPES, NO_DTYPE, Autotuner, Key, Place
+from tritile.tuner.autotuner import DTYPES, MAX_CACHED, NO_DTYPE, Autotuner, Key, Place
 from tritile.tuner.plan import KernelPlan
 
-_MAX_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is cached in the process
 _NONE: Final[dict[Key, triton.Config]] = {}
 
 
@@ -102,7 +100,7 @@ class Adopted(Autotuner):
         if written is not None and self._written.get(key) is not written:
             return written
         if chosen is None or written is None:
-            own = self._caches.setdefault(place, Memo(_MAX_CACHED))
+            own = self._caches.setdefault(place, Memo(MAX_CACHED))
             own.pop(key, None)
             chosen = self._on_miss(place, own, key, args, dict(kwargs))
             if own.get(key) is not chosen:
@@ -118,20 +116,11 @@ class Adopted(Autotuner):
         self._guessed.clear()
 
     def _launch_watched(self, config: triton.Config, mode: str, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Launch with a hook, in the interpreter, or only if nothing is to be compiled."""
-        kernel, options = self.kernel, config.all_kwargs()
-        kernel.nargs = named = dict(zip(self.arg_names, args, strict=False))
+        self.kernel.nargs = dict(zip(self.arg_names, args, strict=False))  # where hooks look for it
         try:
-            if config.pre_hook is not None:
-                config.pre_hook({**named, **kwargs, **options})
-            if self.interpreted:
-                with interpreter_lock:
-                    return self.fn.run(*args, **kwargs, **options)
-            if mode == "strict":
-                return self._launch_strict(args, kwargs, config)
-            return self.fn.run(*args, **kwargs, **options)
+            return super()._launch_watched(config, mode, args, kwargs)
         finally:
-            kernel.nargs = None
+            self.kernel.nargs = None
 
     def key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, int]:
         """Return just Triton's key, by which programs read and write the cache, and the GPU of a tensor."""

@@ -55,9 +55,13 @@ class AdoptedKernel:
         self.seconds += seconds
 
     def __str__(self) -> str:
-        more = {"measured": f" in {self.seconds:.1f} s", "remembered": "", "guessed": ""}
-        counts = [f"{getattr(self, kind)} {kind}{text}" for kind, text in more.items() if getattr(self, kind)]
-        return f"{self.name}: {', '.join([*counts, *([f'left to Triton: {self.why}'] if self.why else [])])}"
+        facts = {
+            f"{self.measured} measured in {self.seconds:.1f} s": self.measured,
+            f"{self.remembered} remembered": self.remembered,
+            f"{self.guessed} guessed": self.guessed,
+            f"left to Triton: {self.why}": self.why,
+        }
+        return f"{self.name}: {', '.join(text for text, is_so in facts.items() if is_so)}"
 
 
 @dataclass(frozen=True)
@@ -259,7 +263,7 @@ def warn(text: str, category: type[Warning]) -> None:
     from tritile.errors import callers_level
 
     with contextlib.suppress(category):
-        warnings.warn(text, category, stacklevel=callers_level() + 1)
+        warnings.warn(text, category, stacklevel=callers_level())
 
 
 def installed(adoption: Adoption) -> Adoption:
@@ -429,15 +433,13 @@ def _state_of(kernel: Any) -> _State:
     with _lock:
         before = kernel.__dict__.get(_STATE)
         others = [] if before is None or before.owner != id(kernel) else before.others
-        state = next(
-            (each for each in others if not each.is_stale(kernel)), None
-        )  # another thread's, or earlier
+        state = next((each for each in others if not each.is_stale(kernel)), None)
         if state is None:
             state = _State(kernel, others)
-            others[:] = [each for each in others[1 - _MAX_STATES :] if each.version == _version]
-            others.append(state)
             if len(kernel.configs) > 1:
                 _adopt(kernel, state, name_of(kernel), before)
+            others[:] = [each for each in others[1 - _MAX_STATES :] if each.version == _version]
+            others.append(state)
         kernel.__dict__[_STATE] = state
         return state
 

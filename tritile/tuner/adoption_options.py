@@ -12,7 +12,6 @@ from tritile.tuner.adoption import Adoption
 
 _NAMES: Final = ("kernels", "exclude", "mode", "table", "bucket", "reference")
 _ALL: Final = ("1", "true", "on", "yes")  # values of TRITILE_ADOPT that name every kernel
-_NONE: Final = ("", "0", "false", "off", "no")
 
 
 def checked(
@@ -70,11 +69,6 @@ def of_environment(environ: Mapping[str, str]) -> Adoption:
     if buckets := environ.get("TRITILE_ADOPT_BUCKETS"):
         named["bucket"] = named.get("bucket", {}) | _buckets(buckets)
     return checked(**named, is_default=True)
-
-
-def is_asked(environ: Mapping[str, str]) -> bool:
-    """True if `TRITILE_ADOPT` names kernels."""
-    return environ.get("TRITILE_ADOPT", "").lower() not in _NONE
 
 
 def _of_file(path: Path) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from tritile.tuner.store.tables import kernel_problem, kernel_tables
 from tritile.tuner.store.trial import rank
 from tritile.tuner.store.trials import store_of
 
-_MAX_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is cached in the process
+MAX_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is cached in the process
 _MAX_WARNINGS: Final = 256  # of problems without a measurement: Python keeps each one's text
 _MANY_VALUES: Final = 8  # of a number in the key that a kernel is tuned for, above which a bucket is named
 _OPENING: Final = 8  # configs of a space to choose among if nothing is timed
@@ -95,7 +95,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self.reference, self.tolerance = reference, tolerance
         self._place: Place | None = None  # of the latest call
         self._caches: dict[Place | None, Memo[Key, triton.Config]] = {}
-        self._compiled = Memo[Any, bool](_MAX_CACHED)  # calls of mode "strict" whose kernel is loaded
+        self._compiled = Memo[Any, bool](MAX_CACHED)  # calls of mode "strict" whose kernel is loaded
         super().__init__(
             fn, fn.arg_names, [configs.opening(1)[0].to_triton()] if isinstance(configs, Space) else configs,
             [name for name in key if name in fn.arg_names],  # Triton 3.9 refuses others
@@ -137,24 +137,31 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             self._place = place = mode, gpu
             cache = self._caches.get(place)
             if cache is None:  # the first such call takes what a program put there before any
-                cache = self._caches.setdefault(place, self._caches.pop(None, Memo(_MAX_CACHED)))
+                cache = self._caches.setdefault(place, self._caches.pop(None, Memo(MAX_CACHED)))
             config = cache.get(key)
             if config is None:
                 config = self._on_miss(place, cache, key, args, kwargs)
-        self.best_config, options = config, config.all_kwargs()
-        if config.pre_hook is not None:
-            config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
+        self.best_config = config
         try:
-            if self.interpreted:
-                with interpreter_lock:
-                    return self.fn.run(*args, **kwargs, **options)
-            if mode == "strict":
-                return self._launch_strict(args, kwargs, config)
-            return self.fn.run(*args, **kwargs, **options)
+            if config.pre_hook is not None or self.interpreted or mode == "strict":
+                return self._launch_watched(config, mode, args, kwargs)
+            return self.fn.run(*args, **kwargs, **config.all_kwargs())
         except TypeError:
             # An argument that the config sets, too?
             arguments.check_conflicts(self.base_fn, self.space or self._configs, args, kwargs)
             raise
+
+    def _launch_watched(self, config: triton.Config, mode: str, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Launch after the config's hook, in the interpreter, or, in mode "strict", what is compiled."""
+        options = config.all_kwargs()
+        if config.pre_hook is not None:
+            config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
+        if self.interpreted:
+            with interpreter_lock:
+                return self.fn.run(*args, **kwargs, **options)
+        if mode == "strict":
+            return self._launch_strict(args, kwargs, config)
+        return self.fn.run(*args, **kwargs, **options)
 
     def key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, int]:
         """Return Triton's key of a call (values of `key`, dtypes of tensors), and the GPU of its tensors.
@@ -234,11 +241,11 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     @property
     def cache(self) -> dict[Key, triton.Config]:
         """Return the configs by Triton's key, of the mode and GPU of the latest call."""
-        return self._caches.setdefault(self._place, Memo(_MAX_CACHED))
+        return self._caches.setdefault(self._place, Memo(MAX_CACHED))
 
     @cache.setter
     def cache(self, cache: dict[Key, triton.Config]) -> None:
-        self._caches[self._place] = Memo(_MAX_CACHED)
+        self._caches[self._place] = Memo(MAX_CACHED)
         self._caches[self._place].update(cache)
 
     def forget(self) -> None:
