@@ -35,7 +35,7 @@ SCRIPTS = (
     ("kinds.py kinds.jsonl --sizes 1 --kinds float64\\ ieee", "torch/tritile"),
     ("ladder.py 512", "naive"),
     ("models.py --models gpt2 --what forward --turns 1", "ratio"),
-    ("permutations.py permute-8 --sweeps sweeps --sizes 2 --jobs 4 --seconds 1000", "2 sizes in"),
+    ("permutations.py permute_8 --sweeps sweeps --sizes 2 --jobs 4 --seconds 1000", "2 sizes in"),
     ("rows.py --count 3 --size 256", "second_ms"),
     ("searches.py --count 1", "regrets"),
     ("warm_calls.py --only key --batches 2", "tritile, us"),
