@@ -29,6 +29,10 @@ class UnsupportedError(TritileError, RuntimeError):
     """Raised for a valid request that this GPU, or this version of tritile, does not support."""
 
 
+class GpuTakenError(UnsupportedError):
+    """Raised where another process, which is to measure, cannot have the GPU, or has no memory there."""
+
+
 class OverlapError(TritileError, ValueError):
     """Raised when an output shares memory with an input, or overlaps itself."""
 

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 
 import tritile
+from tritile.errors import UntunedWarning
+from tritile.tuner import adopted as adopted_module
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("forgotten")]
 ROOT = Path(tritile.__file__).parents[1]
@@ -124,3 +126,18 @@ def test_programs_benchmark_and_bad_config(library):
     assert bool((out == 16).all())
     assert kernel.best_config is configs[1]
     assert adopted.report[0].why == ""
+
+
+@pytest.mark.serial  # no other process gets memory meanwhile
+def test_full_gpu_measures_nothing(library, monkeypatch):
+    monkeypatch.setattr(adopted_module, "_taken", set())
+    library.call(100)  # by Triton, which loads what it needs
+    torch.cuda.empty_cache()
+    filler = torch.empty(torch.cuda.mem_get_info()[0] - (64 << 20), dtype=torch.uint8, device="cuda")
+    with tritile.adopt() as adopted:
+        with pytest.warns(UntunedWarning, match="no room for it"):
+            library.call(200)
+        library.call(300)
+    del filler
+    (row,) = adopted.report
+    assert (row.measured, row.remembered, row.guessed, row.why) == (0, 0, 2, "")

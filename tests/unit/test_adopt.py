@@ -22,9 +22,18 @@ import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 
 import tritile
+from tests.ahead import H200
 from tests.unit.test_like_triton import Bench, of_blocks
-from tritile.errors import InvalidValueError, NotTunedError, RetuningWarning, SettingWarning
-from tritile.tuner import adoption
+from tritile.errors import (
+    GpuTakenError,
+    InvalidValueError,
+    NotTunedError,
+    RetuningWarning,
+    SettingWarning,
+    UntunedWarning,
+)
+from tritile.tuner import adopted as adopted_module
+from tritile.tuner import adoption, decorated
 from tritile.tuner.adopted import Adopted
 from tritile.tuner.adoption import tuner_of
 from tritile.tuner.adoption_options import of_environment
@@ -406,6 +415,13 @@ def test_bucket_by_adopter(made, run, bench):
         run(made())
 
 
+def test_effort_by_adopter(run, bench):
+    kernel = triton.autotune(of_blocks(*range(16, 48)), key=["N"], do_bench=bench)(body)
+    with tritile.adopt(effort="quick"):
+        run(kernel)
+    assert len(bench.timed) == 8
+
+
 def test_many_values_advise_bucket(made, run, recwarn):
     kernel = made()
     with tritile.adopt():
@@ -456,6 +472,7 @@ def test_adoptions_that_disagree(made, run):
         ({"kernels": ["a", ""]}, "kernels is"),
         ({"exclude": [None]}, "exclude is"),
         ({"mode": "fast"}, "mode is 'fast': expected one of"),
+        ({"effort": "some"}, "effort is 'some': expected one of"),
         ({"bucket": {"N": triton.next_power_of_2}}, "bucket is"),
         ({"bucket": {"*": {"N": 16}}}, "bucket is"),
         ({"reference": {"*": 1}}, "reference is"),
@@ -701,6 +718,28 @@ def test_where_adoption_fails_triton_tunes(made, run, monkeypatch, bench, where)
     assert len(warned) == 1
     assert bench.timed == [16, 32, 64] * 2
     assert "left to Triton: OSError: no store" in str(adopted)
+
+
+def test_full_gpu_measures_nothing_and_warns_once(run, bench, monkeypatch):
+    tried = []
+
+    def tune_in_workers(call, task, rules, keep):
+        tried.append(call.problem)
+        raise GpuTakenError("its operands cannot be made: CUDA out of memory")
+
+    monkeypatch.setattr(decorated, "tune_in_workers", tune_in_workers)
+    monkeypatch.setattr(adopted_module, "_taken", set())
+    monkeypatch.setattr(Adopted, "device_of", lambda *args: H200)
+    kernel = triton.autotune(of_blocks(16, 32, 64), key=["N"])(body)
+    with warnings.catch_warnings(record=True) as warned, tritile.adopt() as adoption:
+        warnings.simplefilter("always")
+        assert [run(kernel, n) for n in (5, 6, 5)] == [16, 16, 16]
+    (text,) = [str(each.message) for each in warned if each.category is UntunedWarning]
+    assert "no room for it" in text
+    assert "tritile run --mode tune" in text
+    assert len(tried) == 1
+    (row,) = adoption.report
+    assert (row.measured, row.guessed) == (0, 2)
 
 
 def test_errors_of_a_program_are_tritons(made, bench):

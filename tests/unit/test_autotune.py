@@ -273,6 +273,41 @@ def test_budget_stops_measuring(monkeypatch):
     assert bench.measured == [64, 128]
 
 
+@triton.jit
+def noted(used, N, BLOCK: tl.constexpr):
+    tl.store(used, BLOCK)
+
+
+def test_quick_measures_likeliest_few_once():
+    """A sample of the list, and for the next size what was fastest at the last; "full" measures the rest."""
+    times = {block: 10.0 + abs(block - 26) for block in range(1, 41)}
+
+    def chosen(n, effort):
+        bench = Bench(times)
+        kernel = tuned(bench, *times, kernel=noted, effort=effort)
+        another_process(kernel)[(1,)](bench.used, n)
+        return int(bench.used), bench.measured
+
+    assert chosen(50, "quick") == (26, [1, 6, 11, 16, 21, 26, 31, 36])
+    assert chosen(50, "quick") == (26, [])
+    best, measured = chosen(60, "quick")
+    assert (best, measured[0], len(measured)) == (26, 26, 8)
+    assert chosen(50, None) == (26, [block for block in times if block % 5 != 1])
+    assert chosen(70, "full") == (26, [*times])
+
+
+@pytest.mark.parametrize(("effort", "count"), [("quick", 1), ("full", 3)])
+def test_seconds_of_an_effort(effort, count, monkeypatch):
+    monkeypatch.setenv("TRITILE_TUNE_BUDGET", "1")
+    bench = Bench()
+    clock = SimpleNamespace(monotonic=lambda: 2.5 * len(bench.measured))  # each config takes 2.5 seconds
+    monkeypatch.setattr("tritile.tuner.measure.engine.time", clock)
+    for measured in (count, 0):
+        bench.measured.clear()
+        run(another_process(tuned(bench, effort=effort)), bench.used)
+        assert len(bench.measured) == measured
+
+
 def test_perf_model_without_measurements():
     bench = Bench()
     kernel = tuned(bench, prune_configs_by={"perf_model": lambda BLOCK, **rest: abs(BLOCK - 128), "top_k": 2})

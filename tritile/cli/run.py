@@ -46,6 +46,7 @@ def run(
     mode: Annotated[
         str, typer.Option(help="tune, cached, strict or off. Default: as TRITILE_MODE says.")
     ] = "",
+    effort: Annotated[str, typer.Option(help="quick or full. Default: within TRITILE_TUNE_BUDGET.")] = "",
     bucket: Annotated[
         list[str] | None,
         typer.Option(help="PATTERN:ARGUMENT=FUNCTION, with a function of Triton's or module:name."),
@@ -61,7 +62,8 @@ def run(
     sitecustomize.py lies ahead on PYTHONPATH and does not run this one.
     """
     adopting = {
-        "TRITILE_ADOPT": kernels, "TRITILE_ADOPT_MODE": mode, "TRITILE_ADOPT_BUCKETS": ";".join(bucket or []),
+        "TRITILE_ADOPT": kernels, "TRITILE_ADOPT_MODE": mode, "TRITILE_ADOPT_EFFORT": effort,
+        "TRITILE_ADOPT_BUCKETS": ";".join(bucket or []),
         "TRITILE_ADOPT_TABLE": table and str(Path(table).absolute()),
         "TRITILE_ADOPT_FILE": file and str(Path(file).absolute()),
     }  # fmt: skip

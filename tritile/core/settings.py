@@ -20,6 +20,8 @@ from tritile.errors import InvalidValueError, StoreWarning, callers_level, did_y
 
 Mode = Literal["cached", "tune", "strict", "off"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
+Effort = Literal["quick", "full"]
+EFFORTS: Final[tuple[Effort, ...]] = get_args(Effort)
 T = TypeVar("T")
 # The dictionary behind os.environ, by encoded names: read at every call, and twenty times faster.
 _ENVIRON: Final[Mapping[Any, Any]] = os.environ._data  # type: ignore[attr-defined]

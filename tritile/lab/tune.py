@@ -188,7 +188,7 @@ def tune(
         raise InvalidValueError(f"tune: budget is {budget!r}: expected a number of seconds above 0, or None")
     rules = Rules(problem_s=tune_budget_s(Rules.problem_s))
     if isinstance(what, Autotuner):
-        rules = rules_of(what.space)
+        rules = rules_of(what)
     if exhaustive:
         rules = whole(replace(rules, problem_s=math.inf))
     if budget is not None:

@@ -1,5 +1,6 @@
 """The tuner of one kernel that somebody else decorated with `triton.autotune`: see `adoption`."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -11,7 +12,14 @@ from tritile.core.forgetting import Memo
 from tritile.core.settings import requested_mode
 from tritile.core.torch_private import TracingContext
 from tritile.core.triton_private import Autotuner as TritonAutotuner
-from tritile.errors import NotCompiledError, NotTunedError, brief
+from tritile.errors import (
+    GpuTakenError,
+    NotCompiledError,
+    NotTunedError,
+    UntunedWarning,
+    brief,
+    callers_level,
+)
 from tritile.tuner import traced
 from tritile.tuner.adoption import TUNERS, AdoptedKernel, Options, Unchosen, warn
 from tritile.tuner.arguments import DESCRIPTORS
@@ -19,6 +27,7 @@ from tritile.tuner.autotuner import DTYPES, MAX_CACHED, NO_DTYPE, Autotuner, Key
 from tritile.tuner.plan import KernelPlan
 
 _NONE: Final[dict[Key, triton.Config]] = {}
+_taken: set[int] = set()  # GPUs that had no room for workers: this process tries no more
 
 
 class _OfKernel:
@@ -43,6 +52,7 @@ class Adopted(Autotuner):
     best_config = _OfKernel()
     configs_timings = _OfKernel()
     bench_time = _OfKernel()
+    measures_on_taken_gpu = False
 
     def __init__(
         self, kernel: Any, options: Options, record: AdoptedKernel, before: "Adopted | None" = None
@@ -50,9 +60,9 @@ class Adopted(Autotuner):
         self.kernel, self._record = kernel, record
         own = {name: kernel.__dict__.get(name) for name in ("configs_timings", "bench_time")}
         super().__init__(
-            kernel.fn, kernel.configs, [*kernel.keys], mode=options.mode, bucket=dict(options.bucket),
-            isolate=True, reference=options.reference, tolerance=None, table=options.table,
-            do_bench=_bench_of(kernel), prune_configs_by={
+            kernel.fn, kernel.configs, [*kernel.keys], mode=options.mode, effort=options.effort,
+            bucket=dict(options.bucket), isolate=True, reference=options.reference, tolerance=None,
+            table=options.table, do_bench=_bench_of(kernel), prune_configs_by={
                 "perf_model": kernel.perf_model, "top_k": kernel.configs_top_k,
                 "early_config_prune": kernel.__dict__.get("early_config_prune"),
             },
@@ -166,21 +176,34 @@ class Adopted(Autotuner):
 
     def choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: str) -> KernelPlan:
         before, self.bench_time = self.bench_time, 0.0  # measuring sets it
+        key, gpu = self.key_of(args, kwargs)
         try:
-            plan = super().choose(args, kwargs, mode)
+            plan = super().choose(args, kwargs, "cached" if mode == "tune" and gpu in _taken else mode)
+        except GpuTakenError as error:
+            _taken.add(gpu)
+            with suppress(Warning):
+                self._warn_taken(gpu, error)
+            plan = super().choose(args, kwargs, "cached")
         finally:
             seconds = self.bench_time
             self.bench_time = seconds or before or 0.0
         if self.configs_timings is None:
             self.configs_timings = {}
-        is_known, guessed = plan.source in ("exact", "table"), (mode, self.key_of(args, kwargs)[0])
-        (self._guessed.discard if is_known else self._guessed.add)(guessed)
+        is_known = plan.source in ("exact", "table")
+        (self._guessed.discard if is_known else self._guessed.add)((mode, key))
         self._record.count(is_known, seconds)
         return plan
 
+    def _warn_taken(self, gpu: int, error: GpuTakenError) -> None:
+        text = f"tritile measures nothing more on GPU {max(gpu, 0)}, which has no room for it: {error}"
+        advice = "Kernels run with the config of the nearest measured problem, or their first."
+        how = "Tune before the GPU is full, or on another of its model: tritile run --mode tune COMMAND"
+        warnings.warn(f"{text}. {advice} {how}", UntunedWarning, stacklevel=callers_level())
+
     def warn_untuned(self, *args: Any) -> None:
         with suppress(Warning):  # adoption breaks no program that makes errors of warnings
-            super().warn_untuned(*args)
+            if not _taken:  # which was said once
+                super().warn_untuned(*args)
 
     def warn_of_retuning(self, device: Device) -> None:
         with suppress(Warning):

@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tritile.core.settings import Mode
+    from tritile.core.settings import Effort, Mode
     from tritile.tuner.adopted import Adopted
 
 _STATE: Final = "_tritile"  # the attribute of a kernel that holds what adoption knows of it
@@ -69,6 +69,7 @@ class Options:
     """How an adopted kernel is tuned."""
 
     mode: "Mode | None" = None
+    effort: "Effort | None" = None
     table: "str | os.PathLike[str] | None" = None
     bucket: tuple[tuple[str, Callable[[Any], Any]], ...] = ()
     reference: Callable[..., Any] | None = None
@@ -86,6 +87,7 @@ class Adoption:
     bucket: Mapping[str, Mapping[str, Callable[[Any], Any]]] = field(default_factory=dict)
     reference: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     mode: "Mode | None" = None
+    effort: "Effort | None" = None
     table: "str | os.PathLike[str] | None" = None
     is_default: bool = False  # the environment's, which gives way to the program's own but for its mode
     _report: dict[str, AdoptedKernel] = field(default_factory=dict)
@@ -114,9 +116,8 @@ class Adoption:
             n: f for pattern, own in self.bucket.items() if _meets(kernel, (pattern,)) for n, f in own.items()
         }
         references = [f for pattern, f in self.reference.items() if _meets(kernel, (pattern,))]
-        return Options(
-            self.mode, self.table, tuple(sorted(buckets.items())), references[0] if references else None
-        )
+        reference = references[0] if references else None
+        return Options(self.mode, self.effort, self.table, tuple(sorted(buckets.items())), reference)
 
     def release(self) -> None:
         """Leave kernels to Triton again. Configs that were measured stay in the kernels' `cache`."""
@@ -217,7 +218,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def adopt(
-    kernels: str | Sequence[str] = "*", *, mode: "Mode | None" = None,
+    kernels: str | Sequence[str] = "*", *, mode: "Mode | None" = None, effort: "Effort | None" = None,
     bucket: Mapping[str, Mapping[str, Callable[[Any], Any]]] | None = None,
     table: "str | os.PathLike[str] | None" = None,
     reference: Mapping[str, Callable[..., Any]] | None = None, exclude: str | Sequence[str] = (),
@@ -234,6 +235,7 @@ def adopt(
             module. Default: every kernel.
         mode: as `tritile.autotune` has it: "tune", "cached" (measures nothing), "strict" (an unknown problem
             raises NotTunedError) or "off". None: what `tritile.mode` or `TRITILE_MODE` asks for, else "tune".
+        effort: "quick" or "full", as `tritile.autotune` has it.
         bucket: by pattern, functions by names in the kernel's key, as `tritile.autotune` takes them:
             `{"*causal_conv1d*": {"seqlen": triton.next_power_of_2}}`.
         table: a file that `tritile export --kernel` wrote.
@@ -244,13 +246,13 @@ def adopt(
     that calls no `super().run`, and every kernel where a program had replaced `Autotuner.run` before this
     call.
 
-    Raises InvalidValueError for a pattern, mode, bucket or reference that is none. A kernel's first call
-    raises it where `bucket` names what is not in the kernel's key, and where two adoptions of the kernel
+    Raises InvalidValueError for a pattern, mode, effort, bucket or reference that is none. A kernel's first
+    call raises it where `bucket` names what is not in the kernel's key, and where two adoptions of the kernel
     disagree.
     """
     from tritile.tuner.adoption_options import checked
 
-    return installed(checked(kernels, mode, bucket, table, reference, exclude))
+    return installed(checked(kernels, mode, effort, bucket, table, reference, exclude))
 
 
 def adopt_if_asked() -> None:

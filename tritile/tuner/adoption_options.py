@@ -6,21 +6,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from tritile.core.settings import MODES
+from tritile.core.settings import EFFORTS, MODES
 from tritile.errors import InvalidValueError, brief
 from tritile.tuner.adoption import Adoption
 
-_NAMES: Final = ("kernels", "exclude", "mode", "table", "bucket", "reference")
+_NAMES: Final = ("kernels", "exclude", "mode", "effort", "table", "bucket", "reference")
 _ALL: Final = ("1", "true", "on", "yes")  # values of TRITILE_ADOPT that name every kernel
 
 
 def checked(
-    kernels: Any = "*", mode: Any = None, bucket: Any = None, table: Any = None, reference: Any = None,
-    exclude: Any = (), is_default: bool = False,
+    kernels: Any = "*", mode: Any = None, effort: Any = None, bucket: Any = None, table: Any = None,
+    reference: Any = None, exclude: Any = (), is_default: bool = False,
 ) -> Adoption:  # fmt: skip
     """Return an adoption of the arguments of `adopt`. Raises InvalidValueError, as that does."""
-    if mode is not None and mode not in MODES:
-        raise InvalidValueError(f"mode is {mode!r}: expected one of {', '.join(MODES)}, or None")
+    for name, value, known in (("mode", mode, MODES), ("effort", effort, EFFORTS)):
+        if value is not None and value not in known:
+            raise InvalidValueError(f"{name} is {value!r}: expected one of {', '.join(known)}, or None")
     bucket, reference = bucket or {}, reference or {}
     is_bucket = isinstance(bucket, Mapping) and all(
         isinstance(own, Mapping) and all(map(callable, own.values())) for own in bucket.values()
@@ -34,7 +35,7 @@ def checked(
     for name, patterns in (("bucket", bucket), ("reference", reference)):
         _patterns(name, [*patterns])
     named = _patterns("kernels", kernels)
-    return Adoption(named, _patterns("exclude", exclude), bucket, reference, mode, table, is_default)
+    return Adoption(named, _patterns("exclude", exclude), bucket, reference, mode, effort, table, is_default)
 
 
 def _patterns(name: str, patterns: Any) -> tuple[str, ...]:
@@ -63,8 +64,8 @@ def of_environment(environ: Mapping[str, str]) -> Adoption:
     kernels = environ.get("TRITILE_ADOPT", "1")
     if kernels.lower() not in _ALL:
         named["kernels"] = [each.strip() for each in kernels.split(",") if each.strip()]
-    for name, variable in (("mode", "TRITILE_ADOPT_MODE"), ("table", "TRITILE_ADOPT_TABLE")):
-        if value := environ.get(variable):
+    for name in ("mode", "effort", "table"):
+        if value := environ.get(f"TRITILE_ADOPT_{name.upper()}"):
             named[name] = value
     if buckets := environ.get("TRITILE_ADOPT_BUCKETS"):
         named["bucket"] = named.get("bucket", {}) | _buckets(buckets)

@@ -25,7 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile.core.config import Config
-from tritile.core.settings import MODES
+from tritile.core.settings import EFFORTS, MODES
 from tritile.core.source import source_hash
 from tritile.core.triton_private import (
     Autotuner,
@@ -82,11 +82,14 @@ def _options() -> set[str]:
 
 
 def check_options(
-    configs: Any, prune_configs_by: Any, mode: str | None, reference: Any, tolerance: Any, **deprecated: Any
-) -> None:
+    configs: Any, prune_configs_by: Any, mode: str | None, effort: str | None, reference: Any, tolerance: Any,
+    **deprecated: Any,
+) -> None:  # fmt: skip
     """Raise InvalidValueError for options of `autotune` that no kernel takes; warn of deprecated ones."""
     if mode is not None and mode not in MODES:
         raise InvalidValueError(f"mode is {mode!r}: expected one of {', '.join(MODES)}, or None")
+    if effort is not None and effort not in EFFORTS:
+        raise InvalidValueError(f"effort is {effort!r}: expected one of {', '.join(EFFORTS)}, or None")
     if isinstance(configs, Space) and prune_configs_by:
         raise InvalidValueError("prune_configs_by is for a list of configs: a Space has `where`")
     listed = isinstance(configs, list | tuple) and all(isinstance(c, triton.Config) for c in configs)

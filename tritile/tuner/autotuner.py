@@ -28,7 +28,7 @@ from tritile.core.device import HOST, Device, capturing
 from tritile.core.forgetting import Memo, also_forgets
 from tritile.core.log import log
 from tritile.core.problem import KernelProblem
-from tritile.core.settings import Mode, requested_mode
+from tritile.core.settings import Effort, Mode, requested_mode
 from tritile.core.source import source_hash
 from tritile.core.threads import interpreter_lock, once
 from tritile.core.torch_private import TracingContext
@@ -82,16 +82,18 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     configs_top_k: Any
     nargs: Any = None
     bench_time = 0.0
+    measures_on_taken_gpu = True  # in this process, where the GPU has no room for another
 
     def __init__(
         self, fn: Any, configs: list[triton.Config] | Space, key: list[str], *, mode: Mode | None,
-        bucket: Mapping[str, Callable[[Any], Any]] | None, isolate: bool,
+        effort: Effort | None, bucket: Mapping[str, Callable[[Any], Any]] | None, isolate: bool,
         reference: Callable[..., Mapping[str, torch.Tensor]] | None, tolerance: float | None,
         table: str | os.PathLike[str] | None, do_bench: Callable[..., Any] | None,
         prune_configs_by: dict[str, Any] | None, **rest: Any,
     ) -> None:  # fmt: skip
         self.space = configs if isinstance(configs, Space) else None
         self.mode, self.bucket, self.table = mode, dict(bucket or {}), Path(table) if table else None
+        self.effort = effort
         self.reference, self.tolerance = reference, tolerance
         self._place: Place | None = None  # of the latest call
         self._caches: dict[Place | None, Memo[Key, triton.Config]] = {}
@@ -535,6 +537,7 @@ def autotune(
     mode: Mode | None = None, reference: Callable[..., Mapping[str, torch.Tensor]] | None = None,
     tolerance: float | None = None, isolate: bool = True,
     bucket: Mapping[str, Callable[[Any], Any]] | None = None, table: str | os.PathLike[str] | None = None,
+    effort: Effort | None = None,
 ) -> Callable[[Any], Autotuner]:  # fmt: skip
     """Decorate a `triton.jit` kernel so that its configs are measured once per GPU and remembered.
 
@@ -577,25 +580,29 @@ def autotune(
             the first call measures. A config of the bucket that the pruning forbids for a call does not run.
         table: a file that `tritile export --kernel` wrote, shipped with the kernel. What it holds for this
             GPU model and the kernel's source is taken as measured. `TRITILE_TABLE` may name another.
+        effort: "quick" measures the 8 likeliest configs within 2 seconds, and no more once one works: the
+            fastest at the nearest measured problems, then a sample of the list. "full" measures every config,
+            whatever it takes. None: every config of a list, up to 96 of a space, within the budget.
 
     Inside torch.compile the tracer is given the remembered config. Where nothing is remembered torch times
     all configs itself, as those of `triton.autotune`; in other modes than "tune" it is given the likeliest.
     torch wraps NotTunedError in an error of its own.
 
-    Raises InvalidValueError for an unknown mode, and for a space with `prune_configs_by`. The
+    Raises InvalidValueError for an unknown mode or effort, and for a space with `prune_configs_by`. The
     decorator raises it where `reset_to_zero`, `restore_value`, a space, a config (without an
     "early_config_prune") or the reference names anything but an argument of the kernel, or `bucket` a name
     that is not in `key`, and for a kernel under another autotuner whose configs set some of the same names.
     """
     deprecated = {"warmup": warmup, "rep": rep, "use_cuda_graph": use_cuda_graph}
-    arguments.check_options(configs, prune_configs_by, mode, reference, tolerance, **deprecated)
+    arguments.check_options(configs, prune_configs_by, mode, effort, reference, tolerance, **deprecated)
 
     def decorator(fn: Any) -> Autotuner:
         is_whole = not (prune_configs_by or {}).get("early_config_prune")
         arguments.check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, bucket, is_whole)
         return Autotuner(
-            fn, configs, key, mode=mode, bucket=bucket, table=table, prune_configs_by=prune_configs_by,
-            reset_to_zero=reset_to_zero, restore_value=restore_value, pre_hook=pre_hook, post_hook=post_hook,
+            fn, configs, key, mode=mode, effort=effort, bucket=bucket, table=table,
+            prune_configs_by=prune_configs_by, reset_to_zero=reset_to_zero, restore_value=restore_value,
+            pre_hook=pre_hook, post_hook=post_hook,
             do_bench=do_bench, isolate=isolate, reference=reference, tolerance=tolerance,
         )  # fmt: skip
 

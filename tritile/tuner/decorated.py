@@ -10,6 +10,7 @@ import functools
 import inspect
 import logging
 import math
+import re
 import sys
 import tempfile
 import time
@@ -33,6 +34,7 @@ from tritile.core.settings import tune_budget_s
 from tritile.core.threads import interpreter_lock
 from tritile.core.triton_private import autotuning_listener, handles_of, time_config
 from tritile.errors import (
+    GpuTakenError,
     InvalidValueError,
     IsolationWarning,
     TuningError,
@@ -69,7 +71,10 @@ if TYPE_CHECKING:
 Named = dict[str, Any]
 REFERENCE: Final = Config((), 1, 1, family="reference")  # stands for the kernel's reference, to time that
 _MAX_CONFIGS: Final = 96  # of a space, that a search tries
+_QUICK_CONFIGS: Final = 8  # that a search of effort "quick" tries, within
+_QUICK_S: Final = 2.0  # seconds
 _LEAST_US: Final = 1e-6
+_NO_ROOM: Final = re.compile(r"out of memory|\bbusy\b")  # busy: an exclusive one
 _MAX_REASON: Final = 500  # characters of what is wrong with an answer
 
 
@@ -466,7 +471,7 @@ def tune_in_workers(
     """Measure the configs of a call in worker processes, on copies of its memory.
 
     Returns the last config's error if none works. Raises UnsupportedError if the call cannot be sent, or does
-    not run there.
+    not run there, GpuTakenError if the GPU has no room for it.
     """
     try:
         with elsewhere(call) as (runner, tunable):
@@ -474,7 +479,8 @@ def tune_in_workers(
     except OSError as error:  # no folder for temporary files, or no process
         raise UnsupportedError(f"it cannot run in another process: {brief(error)}") from error
     if tuned.best is None and not tuned.trials:  # no config was tried, so none of them is at fault
-        raise UnsupportedError(f"it cannot run in another process: {tuned.failure}") from tuned.cause
+        kind = GpuTakenError if _NO_ROOM.search(tuned.failure or "") else UnsupportedError
+        raise kind(f"it cannot run in another process: {tuned.failure}") from tuned.cause
     return tuned.cause
 
 
@@ -558,7 +564,7 @@ class _Tuning:
     ) -> None:  # fmt: skip
         self.tuner, self.call, self.trials, self.rules = tuner, call, trials, rules
         self.task = TuningTask(TunableKernel(call.problem, call.device, call.source), space, dict(trials))
-        self.listed = call.configs.keys() if isinstance(space, Listed) else set[Config]()
+        self.listed = set(space.configs()) if isinstance(space, Listed) else set[Config]()
         self.cause: TuningError | None = None  # the last config's error, where none works
         self.new, self.since = 0, time.monotonic()
         self.terminal = sys.stderr is not None and sys.stderr.isatty()
@@ -577,6 +583,7 @@ class _Tuning:
 
         That is so if it cannot be sent, or every config that compiles fails there: the kernel may use memory
         by an address that is a number, which workers do not have. Not if one hangs, which would hang here.
+        Raises GpuTakenError where the GPU has no room for workers and the tuner does not measure here.
         """
         try:
             self.cause = tune_in_workers(self.call, self.task, self.rules, logged(self.record))
@@ -586,7 +593,11 @@ class _Tuning:
             if best_of(self.trials.values()) is not None or not at_runtime or hung:
                 return True
             why = f"every config fails in another process: {at_runtime[0]}"
+            if all(map(_NO_ROOM.search, at_runtime)):
+                raise GpuTakenError(why)
         except UnsupportedError as error:
+            if isinstance(error, GpuTakenError) and not self.tuner.measures_on_taken_gpu:
+                raise
             why = str(error)
         text = f"{self.call.problem.label} is measured in this process, which a config may crash: {why}"
         warnings.warn(text, IsolationWarning, stacklevel=callers_level())
@@ -612,7 +623,7 @@ class _Tuning:
         won, label = self.call.config(best.config), self.call.problem.label
         text = f"tuned {label} in {seconds:.1f} s, {self.new} configs: {won}, {best.us:.1f} us"
         self._say(text, logging.INFO, config=str(best.config), us=best.us, seconds=seconds)
-        if left := len(self.listed - self.trials.keys()):
+        if (left := len(self.listed - self.trials.keys())) and self.tuner.effort != "quick":
             text = f"{label}: {left} configs were not measured within {self.rules.problem_s:g} s"
             self._say(f"{text} (TRITILE_TUNE_BUDGET): the next process goes on", logging.WARNING)
         if triton.knobs.autotuning.print:  # as Triton words it, for programs that parse it
@@ -634,10 +645,27 @@ def _failed_at_runtime(failure: str) -> bool:
     return not is_final_failure(failure) or OUTSIDE in failure or WRONG in failure
 
 
-def rules_of(space: Space | None) -> Rules:
-    """Return the rules of a search; every config of a list is measured."""
+def rules_of(tuner: "Autotuner") -> Rules:
+    """Return the rules of a search, by the tuner's effort; every config of a list is measured."""
+    if tuner.effort == "full":
+        return whole(Rules(problem_s=math.inf))
+    if tuner.effort == "quick":
+        return Rules(problem_s=_QUICK_S, most=_QUICK_CONFIGS)
     rules = Rules(problem_s=tune_budget_s(Rules.problem_s), most=_MAX_CONFIGS)
-    return whole(rules) if space is None else rules
+    return whole(rules) if tuner.space is None else rules
+
+
+def _likeliest(tuner: "Autotuner", call: KernelCall) -> Listed:
+    """Return the few configs of a list that "quick" measures.
+
+    These are the fastest of the nearest measured problems, then what the kernel's performance model ranks
+    first, and without one a sample of the whole list: neighbours in a list are often alike.
+    """
+    near = [config for _, config in tuner.nearest(call.problem, call.device, call.configs)]
+    fastest = [name for config in near for name, each in call.configs.items() if each is config]
+    names = list(call.configs)
+    step = 1 if tuner.perf_model is not None else math.ceil(len(names) / _QUICK_CONFIGS)
+    return Listed(list(dict.fromkeys([*fastest, *names[::step], *names]))[:_QUICK_CONFIGS])
 
 
 def notify(
@@ -666,7 +694,7 @@ def measured(
     hung or lost the GPU are repeated, and all of them if no config works. `rules` default to `rules_of`.
     Raises TuningError, with the reasons, if no config works; its cause is the last config's error.
     """
-    rules = replace(rules or rules_of(tuner.space), by_trials=call.reference is None)
+    rules = replace(rules or rules_of(tuner), by_trials=call.reference is None)
     space = tuner.space or Listed(call.configs)
     stored = [] if force else store_of(call.device).trials(call.source, call.problem)
     trials = {t.config: t for t in stored if t.is_final and t.config in space}
@@ -676,7 +704,10 @@ def measured(
     cause: TuningError | None = None
     seconds: float | None = None
     is_unchecked = call.reference is not None and not any(trial.right for trial in trials.values())
-    if is_unchecked or has_more(space, trials, rules):
+    is_quick = tuner.effort == "quick" and not rules.exhaustive
+    if is_quick and isinstance(space, Listed):
+        space = _likeliest(tuner, call)
+    if is_unchecked or (has_more(space, trials, rules) and not (is_quick and trials)):
         tuning = _Tuning(tuner, call, space, trials, rules)
         if not (tuner.isolate and call.device != HOST and tuning.in_workers()):
             exact = tuning.in_process()

@@ -23,7 +23,7 @@ import triton.language as tl
 
 from tritile.core.source import is_of_library
 from tritile.core.triton_private import JITCallable, JITFunction, naming_of
-from tritile.errors import UnsupportedError, brief
+from tritile.errors import GpuTakenError, UnsupportedError, brief
 
 GUARD: Final = 4096  # bytes before and after each block, which no kernel may write
 # In host memory, where a kernel that the interpreter runs past them may end the process.
@@ -229,12 +229,12 @@ def pack(value: Any, folder: Path, most_bytes: int, host_too: bool = False) -> S
 
     `host_too`: pack tensors in host memory like those on a GPU.
 
-    Raises UnsupportedError, with the reason, for a value that cannot be sent, or points to more than
-    `most_bytes`.
+    Raises UnsupportedError, with the reason, for a value that cannot be sent, GpuTakenError for one that
+    points to more than `most_bytes`.
     """
     shipment, storages = _pickled(value, host_too)
     if shipment.bytes > most_bytes:
-        raise UnsupportedError(f"its tensors take more than {most_bytes} bytes of memory")
+        raise GpuTakenError(f"its tensors take more than {most_bytes} bytes of memory")
     file = folder / "memory.pt"
     try:
         torch.save([_bytes_of(*storage).cpu() for storage in storages], file)
