@@ -37,6 +37,7 @@ from tritile.tuner import adoption, decorated
 from tritile.tuner.adopted import Adopted
 from tritile.tuner.adoption import tuner_of
 from tritile.tuner.adoption_options import of_environment
+from tritile.tuner.measure import engine
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")]
 TRITONS_RUN = Autotuner.run
@@ -100,6 +101,18 @@ def test_before_and_after(made, run, bench):
     assert (row.measured, row.remembered, row.guessed) == (2, 1, 0)
     assert "test_adopt.body: 2 measured in" in str(adopted)
     assert ", 1 remembered" in str(adopted)
+
+
+def test_seconds_that_another_process_measured(made, run, monkeypatch):
+    """Without pauses, as between two processes that measured the same problem."""
+    moments = iter(["12:00:00", "12:00:04", "12:30:00"])
+    monkeypatch.setattr(engine, "now", lambda: f"2026-01-01T{next(moments)}+00:00")
+    with tritile.adopt():
+        run(made())
+    tritile.forget()
+    with tritile.adopt() as adopted:
+        run(made())
+    assert str(adopted) == "tests.unit.test_adopt.body: 1 remembered, which took 4 s to measure"
 
 
 def test_release_gives_it_back_to_triton(made, run, bench):

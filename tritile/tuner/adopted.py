@@ -25,6 +25,8 @@ from tritile.tuner.adoption import TUNERS, AdoptedKernel, Options, Unchosen, war
 from tritile.tuner.arguments import DESCRIPTORS
 from tritile.tuner.autotuner import DTYPES, MAX_CACHED, NO_DTYPE, Autotuner, Key, Place
 from tritile.tuner.plan import KernelPlan
+from tritile.tuner.store.trial import seconds_between
+from tritile.tuner.store.trials import store_of
 
 _NONE: Final[dict[Key, triton.Config]] = {}
 _taken: set[int] = set()  # GPUs that had no room for workers: this process tries no more
@@ -191,7 +193,8 @@ class Adopted(Autotuner):
             self.configs_timings = {}
         is_known = plan.source in ("exact", "table")
         (self._guessed.discard if is_known else self._guessed.add)((mode, key))
-        self._record.count(is_known, seconds)
+        trials = store_of(plan.device).trials(self.digest, plan.problem) if is_known and not seconds else []
+        self._record.count(is_known, seconds, seconds_between(trials))
         return plan
 
     def _warn_taken(self, gpu: int, error: GpuTakenError) -> None:

@@ -38,7 +38,8 @@ class AdoptedKernel:
     """What became of one kernel: `why` it, or one of its problems, was left to Triton; "" if nothing was.
 
     Of the problems that tritile chose a config for, `measured` were measured in this process, in `seconds`,
-    `remembered` had been before, and `guessed` never.
+    `remembered` had been before, and `guessed` never. `saved`: the seconds from the first trial to the last
+    of those remembered on this machine.
     """
 
     name: str
@@ -47,17 +48,19 @@ class AdoptedKernel:
     remembered: int = 0
     guessed: int = 0
     seconds: float = 0.0
+    saved: float = 0.0
 
-    def count(self, is_known: bool, seconds: float) -> None:
+    def count(self, is_known: bool, seconds: float, saved: float) -> None:
         """Count one problem, which took `seconds` to measure, 0 if it was not measured."""
         kind = "measured" if seconds else "remembered" if is_known else "guessed"
         setattr(self, kind, getattr(self, kind) + 1)
         self.seconds += seconds
+        self.saved += saved
 
     def __str__(self) -> str:
         facts = {
             f"{self.measured} measured in {self.seconds:.1f} s": self.measured,
-            f"{self.remembered} remembered": self.remembered,
+            f"{self.remembered} remembered, which took {self.saved:.0f} s to measure": self.remembered,
             f"{self.guessed} guessed": self.guessed,
             f"left to Triton: {self.why}": self.why,
         }

@@ -64,8 +64,10 @@ def of_environment(environ: Mapping[str, str]) -> Adoption:
     kernels = environ.get("TRITILE_ADOPT", "1")
     if kernels.lower() not in _ALL:
         named["kernels"] = [each.strip() for each in kernels.split(",") if each.strip()]
-    for name in ("mode", "effort", "table"):
-        if value := environ.get(f"TRITILE_ADOPT_{name.upper()}"):
+    for name, variable in (
+        ("mode", "TRITILE_ADOPT_MODE"), ("effort", "TRITILE_ADOPT_EFFORT"), ("table", "TRITILE_ADOPT_TABLE"),
+    ):  # fmt: skip
+        if value := environ.get(variable):
             named[name] = value
     if buckets := environ.get("TRITILE_ADOPT_BUCKETS"):
         named["bucket"] = named.get("bucket", {}) | _buckets(buckets)

@@ -1,9 +1,11 @@
 """A trial: what was measured of one config on one problem."""
 
+import itertools
 import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 import torch
@@ -12,6 +14,7 @@ from tritile.core.config import Config
 from tritile.core.problem import Problem
 
 # The digest under which torch's own time of a problem is remembered, with the config `aten.CONFIG`.
+_PAUSE_S: Final = 60.0  # between trials of one tuning, at most
 TORCH: Final = f"torch {torch.__version__}"
 # Failures of the machine, as C libraries, drivers and tritile's workers word them. What a compiler or driver
 # refuses (a launch that does not fit, machine code of another GPU), and a wrong answer, are the config's own.
@@ -102,3 +105,10 @@ def rank(trial: Trial) -> tuple[bool, bool, float, str]:
 
 def best_of(trials: Iterable[Trial]) -> Trial | None:
     return min((trial for trial in trials if trial.works), key=rank, default=None)
+
+
+def seconds_between(trials: Iterable[Trial]) -> float:
+    """Return the seconds from the first of some trials to the last, without pauses of more than a minute."""
+    times = sorted(datetime.fromisoformat(trial.measured_utc) for trial in trials if trial.measured_utc)
+    gaps = [(later - earlier).total_seconds() for earlier, later in itertools.pairwise(times)]
+    return sum(gap for gap in gaps if gap <= _PAUSE_S)
