@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperCommand
 
 from tritile.cli import main as run
-from tritile.cli import one_line_errors, shared
+from tritile.cli import shared
 
 __all__ = ["app_of", "run"]
 
@@ -16,7 +16,7 @@ class Command(TyperCommand):
     """A command whose errors of tritile's, or of files, are one line and an exit status."""
 
     def main(self, *args: Any, **words: Any) -> Any:
-        with one_line_errors():
+        with shared.one_line_errors():
             return super().main(*args, **words)
 
 

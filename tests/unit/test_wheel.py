@@ -17,8 +17,8 @@ from packaging.metadata import Metadata
 from packaging.utils import canonicalize_name
 
 import tritile
+from tests.commands import commands
 from tests.unit.test_cli import remember
-from tritile.cli import COMMANDS
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.tune.suites import SHIPPED
@@ -205,7 +205,7 @@ def test_readme_and_commands_from_wheel(installed, packages, tmp_path):
         ("clear", "--yes", *H200): (0, "on NVIDIA H200 deleted: 2 trials"),
     }
     assert snippets
-    assert {words[0] for words in expected} == {"readme.py", *COMMANDS}
+    assert {words[0] for words in expected} == {"readme.py", *commands()}
     assert wrong(expected, installed, environ, here) == {}
     said = run(installed / "tritile", "--version", env=environ, cwd=here)
     assert said == f"tritile {tritile.__version__}\n"

@@ -10,7 +10,6 @@ from tritile.cli.shared import app, console, counted, progress
 from tritile.core.settings import current_mode
 from tritile.errors import InvalidValueError
 
-ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu")  # of `core.epilogue`
 _SHOWN: Final = 10  # configs with a missing kernel that mode "strict" lists
 
 
@@ -32,7 +31,7 @@ def compile_(
         bool, typer.Option("--any-rows", help="For any M of each product, with its N and K.")
     ] = False,
     bias: Annotated[bool, typer.Option("--bias", help="Shapes are of layers with a bias.")] = False,
-    activation: Annotated[str, typer.Option(help=f"Of layers: {', '.join(ACTIVATIONS)}.")] = "",
+    activation: Annotated[str, typer.Option(help="Of layers: relu, gelu, gelu_tanh or silu.")] = "",
     target: shared.Target = None,
 ) -> None:
     """Compile what calls launch into Triton's cache, TRITON_CACHE_DIR, for this GPU or a --target.
@@ -55,16 +54,15 @@ def compile_(
             raise InvalidValueError(f"{given[name]} is for --op {' or '.join(ops)}: other kernels have none")
         if name in given and dtype == "int8":
             raise InvalidValueError(f"{given[name]} does not go with --dtype {dtype}: its kernels have none")
-    if activation not in ("", *ACTIVATIONS):
-        raise shared.unknown("--activation", activation, ACTIVATIONS)
-
     from triton import knobs
 
-    from tritile.core.epilogue import Epilogue
+    from tritile.core.epilogue import ACTIVATIONS, Epilogue
     from tritile.core.problem import MatmulProblem, QuantizedProblem, Tiled
     from tritile.lab.warm import Calls, calls_of, compile_calls
     from tritile.planning import gpu_tables
 
+    if activation not in ("", *ACTIVATIONS):
+        raise shared.unknown("--activation", activation, ACTIVATIONS)
     epilogue = str(Epilogue(bias="row" * bias, activation=activation))
     device = shared.device_of(target)
     if shapes or suite:

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,9 +24,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 from tritile.core.settings import is_batch_invariant
-from tritile.errors import FileError, InvalidValueError
+from tritile.errors import FileError, InvalidValueError, TritileError
 
 if TYPE_CHECKING:
     from tritile.core.device import Device
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from tritile.planning.table import Table as GpuTable
     from tritile.tune.suites import Case
 
-app = typer.Typer(rich_markup_mode=None)  # takes the commands of the modules that are imported
 console = Console(markup=False, highlight=False, soft_wrap=True)  # brackets in data are no markup
 _UNFOLDED: Final = 1 << 16  # columns: more than any table has
 notes = Console(markup=False, highlight=False, soft_wrap=True, stderr=True)  # progress and failures
@@ -102,6 +103,45 @@ def refuse_unread(
         raise InvalidValueError("--layout does not go with --op transpose: its rows are contiguous")
     if "layout" in given and op == "linear_quantized" and layout.isalpha():
         raise InvalidValueError(f"--layout {layout!r}: linear_quantized takes one such as int4/128")
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Make an error of ours, or of a file, one line and exit status 2 (wrong usage) or 1, in a `with`."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (TritileError, OSError) as error:
+        print(f"tritile: {' '.join(str(error).split())}", file=sys.stderr)
+        usage = isinstance(error, InvalidValueError) and not isinstance(error, FileError)
+        sys.exit(2 if usage else 1)
+
+
+class _Commands(TyperGroup):
+    """All commands; an unknown one, and every error of tritile's, is reported in one line."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is None and not ctx.resilient_parsing:  # as a shell completes
+            raise unknown("no command", cmd_name, self.commands)
+        if command is not None:  # else the list of commands cuts its first sentence short
+            command.short_help = " ".join(str(command.help).partition("\n\n")[0].split())
+        return command
+
+    def invoke(self, ctx: Any) -> Any:
+        with one_line_errors():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    help="Tune and measure kernels, and look after what is remembered.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def counted(count: int, noun: str) -> str:

@@ -5,29 +5,13 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from tritile.cli import shared
 from tritile.cli.shared import app
 from tritile.errors import InvalidValueError
-
-CLASSES: Final = (  # of `planning.classes`
-    "bf16_nn",
-    "bf16_nt",
-    "unaligned_16bit",
-    "fp16x3",
-    "fp8",
-    "int8",
-    "int4",
-    "permute_1",
-    "permute_2",
-    "permute_4",
-    "permute_8",
-    "permute_16",
-    "inner_dim_kept",
-)
 
 
 @app.command(
@@ -58,9 +42,9 @@ def tune(
     calibrate: Annotated[
         list[str] | None,
         typer.Option(
-            help="Measure the configs of a class of problems at drawn sizes: "
-            f"{', '.join(CLASSES)}, or all. May be repeated. Calls of any size then run with the config "
-            "predicted to be the fastest."
+            help="Measure the configs of a class of problems, such as bf16_nn or permute_4, or of all, at "
+            "drawn sizes. May be repeated. Calls of any size then run the config predicted to be fastest. "
+            "`tritile doctor` lists the classes."
         ),
     ] = None,
     sizes: Annotated[int, typer.Option(min=8, help="With --calibrate: how many sizes.")] = 200,
