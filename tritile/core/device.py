@@ -167,7 +167,7 @@ def target_device(name: str) -> Device:
     """Return a GPU by name, such as "h100" or "sm_90", which need not be in this machine.
 
     Raises:
-        InvalidValueError: the name is unknown; the message lists those that are known.
+        InvalidValueError: the name is unknown; the message lists all names.
 
     Examples:
         >>> tritile.target_device("h200").processors

@@ -119,7 +119,7 @@ class Explanation(Tabular, Cost):
         occupancy: programs and warps of an SM, which follow from `resources`; None for AMD GPUs.
         failure: why the kernel does not compile; "" if it does.
         alternatives: the best configs with other tiles, each as a `Cost`.
-        call: the plan of a call. If it runs torch's kernel, whose cost is not known, all else is about
+        call: the plan of a call. If it runs torch's kernel, whose cost is unknown, all else is about
             tritile's.
     """
 
@@ -157,19 +157,19 @@ class Explanation(Tabular, Cost):
 
     @property
     def peak_tflops(self) -> float | None:
-        """Peak TFLOP/s for the product's dtype; None for a permutation, or if it is not known."""
+        """Peak TFLOP/s for the product's dtype; None for a permutation, or if it is unknown."""
         return peak_tflops(self.problem, self.device) if isinstance(self.problem, MatmulProblem) else None
 
     @property
     def ridge(self) -> float | None:
-        """The intensity above which multiplying, not device memory, limits the time; None if not known."""
+        """The intensity above which multiplying, not device memory, limits the time; None if unknown."""
         return 1e3 * self.peak_tflops / self.device.memory_gbps if self.peak_tflops else None
 
     @property
     def roof_us(self) -> float:
         """The least time of any kernel on this GPU, in microseconds.
 
-        It follows from memory bandwidth and, if the peak rate of the dtype is known, from arithmetic.
+        It follows from memory bandwidth and, if the peak rate of the dtype is in a table, from arithmetic.
         """
         memory = self.unique.total / (self.device.memory_gbps * 1e3)
         if not (isinstance(self.problem, MatmulProblem) and self.peak_tflops):
@@ -226,7 +226,7 @@ class Explanation(Tabular, Cost):
             roof += f"; limited by {by}, at {self.intensity:.1f} op/byte with the ridge at {self.ridge:.0f}"
             roof += f" ({self.peak_tflops:.0f} TFLOP/s)"
         elif isinstance(self.problem, MatmulProblem):
-            roof += "; by device memory only, because the peak rate of this GPU is not known"
+            roof += "; by device memory only, because the peak rate of this GPU is unknown"
         programs = f" by {tiles.programs} programs" if tiles.programs > tiles.tiles else ""
         measured = "not on this GPU: `tritile tune`, run there, measures it"
         if (us := self.measured_us) is not None:
@@ -287,7 +287,7 @@ def parts_us(problem: Known, config: Config, device: Device) -> dict[str, float]
 
     For a product these are lower bounds, except for the L2 cache. Device memory moves every operand once, and
     the busiest SM multiplies whole tiles, both at peak rate. Shared memory is written and read once for each
-    tile of a and b. The L2 cache moves everything that tiles request, at a rate fitted on an H200. For a
+    tile of a and b. The L2 cache moves all that tiles request, at a rate fitted on an H200. For a
     permutation all parts are estimates by the formula of its family.
     """
     if isinstance(problem, PermuteProblem):
@@ -391,7 +391,7 @@ def explain(
         InvalidValueError: the config is not legal for the problem, the call is in place, or there is no GPU
             to explain for.
         UnsupportedError: only torch computes the call; or it has a quantized weight; or groups, whose sizes
-            only the GPU knows; or it is of a decorated kernel, whose bytes are not known.
+            only the GPU knows; or it is of a decorated kernel, whose bytes are unknown.
 
     Examples:
         >>> a = torch.empty(4096, 4096, device="meta", dtype=torch.bfloat16)
@@ -415,7 +415,7 @@ def explain(
         raise UnsupportedError(
             f"explain: only torch computes {call.problem.label}: tritile has no kernel to explain"
         )
-    if is_tiled and call.config == aten.CONFIG:  # nothing is known of torch's kernels
+    if is_tiled and call.config == aten.CONFIG:  # there is nothing to explain torch's kernels by
         with mode(backends="triton"):
             chosen = plan(what, *args, device=device, **kwargs)
     problem, gpu = chosen.problem, chosen.device

@@ -116,7 +116,7 @@ def _lost(ratio: float) -> str:
 
 
 def _compared(problem: MatmulProblem, device: Device, index: int | None) -> Comparison:
-    unknown = Comparison(why=f"torch's time at this size is not known on {device.name}")
+    unknown = Comparison(why=f"torch's time at this size is unknown on {device.name}")
     timed = gpu_tables.is_calibrated(device) or store_of(device).best(TORCH, problem) is not None
     if not timed and current_mode() != "tune":
         return unknown  # without a portfolio a plan would rank whole spaces

@@ -200,7 +200,7 @@ def _in_any_layout(of: Any, out: Any) -> ByTorch:
 
 
 def complex_product(of: Any, out: torch.Tensor | None) -> torch.Tensor:
-    """Return the product of a request of complex operands, in `out` if that is given, as torch computes it.
+    """Return torch's product of complex operands, in `out` unless that is None.
 
     Raises UnsupportedError where torch refuses.
     """

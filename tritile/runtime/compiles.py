@@ -21,7 +21,7 @@ from tritile.errors import NotCompiledError
 OPTIONS: Final = {"enable_fp_fusion": True}
 
 _MISSING: Final = object()
-_knobs_lock: Final = threading.RLock()  # held to replace a knob of Triton, and not while anything compiles
+_knobs_lock: Final = threading.RLock()  # taken to replace a knob of Triton, and not while anything compiles
 at_fork(_knobs_lock)
 
 _problem_and_config: ContextVar[tuple[str, str]] = ContextVar("tritile_compiling", default=("", ""))

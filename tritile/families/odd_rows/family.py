@@ -14,7 +14,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.families.common.grids import POLLS, options
-from tritile.families.common.products import config_fault, held, resource_fault, warpgroup_mma
+from tritile.families.common.products import config_fault, programs_per_sm, resource_fault, warpgroup_mma
 from tritile.families.common.skinny import Sides, arguments, fault, periodic_tiles, sides_of
 from tritile.families.common.work import epilogue_arguments
 from tritile.families.family import Family
@@ -117,7 +117,7 @@ def contends(problem: MatmulProblem) -> bool:
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     threads = 32 * config.num_warps
     registers = min(255, 80 + config["BLOCK_M"] * config["BLOCK_N"] // threads)
-    return held(device, threads, registers, shared_bytes(config, problem, device), 32)
+    return programs_per_sm(device, threads, registers, shared_bytes(config, problem, device), 32)
 
 
 def cost(config: Config, problem: MatmulProblem, device: Device) -> float:

@@ -14,7 +14,7 @@ from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.families.common import skinny
 from tritile.families.common.grids import grid, options
-from tritile.families.common.products import config_fault, held, resource_fault
+from tritile.families.common.products import config_fault, programs_per_sm, resource_fault
 from tritile.families.family import Family
 from tritile.families.numerics import Numerics
 from tritile.runtime.work import Kernel, Work, step_of
@@ -95,7 +95,9 @@ def is_dominated(config: Config, problem: MatmulProblem, device: Device) -> bool
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     sums = config["BLOCK_M"] * _words(config, problem) * (2 if problem.dtype == "float32" else 1)
-    return held(device, 32 * config.num_warps, min(255, 64 + sums), shared_bytes(config, problem), 32)
+    return programs_per_sm(
+        device, 32 * config.num_warps, min(255, 64 + sums), shared_bytes(config, problem), 32
+    )
 
 
 def cost(config: Config, problem: MatmulProblem, device: Device) -> float:
