@@ -112,7 +112,7 @@ def test_unknown_peak_roof_of_memory(uncompiled):
     found = tritile.explain(SQUARE, device=unknown)
     assert (found.peak_tflops, found.ridge) == (None, None)
     assert found.roof_us == pytest.approx(found.unique.total / (unknown.memory_gbps * 1e3))
-    assert "not known" in repr(found)
+    assert "unknown" in repr(found)
 
 
 @pytest.mark.parametrize(
