@@ -159,9 +159,7 @@ def _check_scales(a: torch.Tensor, b: torch.Tensor, scale_a: Any, scale_b: Any) 
 
 
 def _view(name: str, tensor: torch.Tensor) -> View:
-    """Return the view of a matrix, or of one for each group."""
-    *batch, row, column = tensor.stride()
-    rows, columns = tensor.shape[-2:]
+    (rows, columns), (*batch, row, column) = tensor.shape[-2:], tensor.stride()
     return View(Memory.of(name, tensor), (rows, columns), (row, column), tuple(batch))
 
 
