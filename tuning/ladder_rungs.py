@@ -93,7 +93,7 @@ class Rung:
     def resources(self, n: int, config: Config, device: Device) -> Resources:
         """Compile for a device, which need not be here. Raises TuningError where it does not fit."""
         if self.problem is not None:
-            return launching.compile_resources(self.problem(n), config, device)
+            return resources(launching.compiled_for(self.problem(n), config, device))
         pointers = [Pointer(0, getattr(torch, self.dtype))] * (3 if self.op == "matmul" else 2)
         with compiling_for(device):
             args = self.arguments(pointers, n, config)

@@ -37,6 +37,7 @@ from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.space import illegal, legal_configs
 from tritile.planning import model
 from tritile.runtime import ahead
+from tritile.runtime.ahead import resources
 
 # Bytes by which the estimate may be above what is compiled, by alignment: loads of 2 bytes are not
 # asynchronous, so that no stage of them is kept, and the estimate counts one for each all the same.
@@ -261,7 +262,7 @@ def test_runs_beyond_32_bits(shape, x_strides, config):
     assert max(len(run) for run in problem.plane[:2]) > 1
     assert max(problem.spans) >= 2**31
     assert illegal(config, problem, device) is None
-    assert launching.compile_resources(problem, config, device).excess(device) is None
+    assert resources(launching.compiled_for(problem, config, device)).excess(device) is None
 
 
 def test_a_refusal_is_one_short_error():
@@ -301,7 +302,9 @@ def test_gated_tiles_alone():
         "256 accumulator registers"
     )
     assert model.families(problem, device) == ["tile", "descriptor"]
-    plain, gated = (launching.compile_resources(p, tma(64, 64, 64, 4, 4), device) for p in (PLAIN, problem))
+    plain, gated = (
+        resources(launching.compiled_for(p, tma(64, 64, 64, 4, 4), device)) for p in (PLAIN, problem)
+    )
     assert gated.shared == plain.shared * 3 // 2 or gated.shared > plain.shared + 4 * 64 * 64 * 2 - 1024
 
 

@@ -108,5 +108,5 @@ def test_formulas_cover_the_space(bits):
         assert len(configs) > 50
         assert min(times) > one.bytes / (H200.memory_gbps * 1e3)
         config = configs[len(configs) // 3]
-        taken = launching.compile_resources(one, config, H200)
+        taken = resources(launching.compiled_for(one, config, H200))
         assert shared_bytes(config, one, H200) <= taken.shared <= H200.shared_memory

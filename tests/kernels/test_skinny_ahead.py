@@ -14,6 +14,7 @@ from tritile.families.skinny import family_k, family_n
 from tritile.families.space import legal_configs
 from tritile.planning import model
 from tritile.runtime import ahead
+from tritile.runtime.ahead import resources
 
 EVEN = MatmulProblem(1, 2, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
 ODD = replace(EVEN, n=4099, k=4099, a_align=2, b_align=2, out_align=2)
@@ -28,7 +29,7 @@ ODD_ROWS = replace(ODD, m=64, n=8191, k=8191)
 def test_skinny_fits_without_spills(m, problem):
     problem = replace(problem, m=m)
     for config in model.outside_portfolios(problem, H200)[:2]:
-        taken = launching.compile_resources(problem, config, H200)
+        taken = resources(launching.compiled_for(problem, config, H200))
         assert taken.spills == 0
         assert taken.shared <= max(1024, family_k.shared_bytes(config, problem))  # 1024 to sum over threads
 
@@ -68,7 +69,7 @@ def test_programs_fit_the_registers(m):
     for problem in ACROSS:
         problem = replace(problem, m=m, a_align=16 if m == 1 else problem.a_align)
         for config in legal_configs(problem, H200, family_n.NAME):
-            taken, threads = launching.compile_resources(problem, config, H200), 32 * config.num_warps
+            taken, threads = resources(launching.compiled_for(problem, config, H200)), 32 * config.num_warps
             held = 65536 // (threads * -(-taken.registers // 8) * 8)
             assert taken.spills == 0
             assert family_n.resident(config, problem, H200) <= held, (config, problem, taken)

@@ -9,11 +9,9 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 import torch
-import triton
 from triton import knobs
 
 import tritile
@@ -22,14 +20,14 @@ from tests.configs import turned
 from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem
-from tritile.errors import NotCompiledError, TuningError
+from tritile.errors import NotCompiledError
 from tritile.families import launching
 from tritile.families import registry as families
 from tritile.lab import warm
 from tritile.ops import request as ops_request
 from tritile.planning import plans, table
 from tritile.runtime import ahead
-from tritile.runtime.compiles import compiles_heard, compiles_refused
+from tritile.runtime.compiles import compiles_refused
 
 H200 = target_device("nvidia-h200")
 
@@ -183,9 +181,8 @@ def first_call(monkeypatch, tmp_path):
 
 def test_strict_call_raises_uncompiled(first_call, tmp_path):
     for _ in range(2):
-        with compiles_heard() as seconds, pytest.raises(NotCompiledError) as caught:
+        with pytest.raises(NotCompiledError) as caught:
             first_call("strict")
-        assert seconds == []
     for told in (TURN.label, "NVIDIA H200", str(turned(32, 32)), "`tritile compile`", "`tritile.warm`"):
         assert told in str(caught.value)
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
@@ -215,30 +212,6 @@ def test_no_advice_to_compile_uncompilable(first_call, monkeypatch):
     monkeypatch.setattr(ops_request, "fixed", lambda call: turned(32, 32))
     with pytest.raises(NotCompiledError, match=r"compiled: call it once in another mode$"):
         first_call("strict")
-
-
-def test_listener_stays_and_is_restored(monkeypatch):
-    before, later = MagicMock(), MagicMock()
-    monkeypatch.setattr(knobs.compilation, "listener", before)
-    with pytest.raises(TuningError), compiles_heard():
-        raise TuningError("not this one")
-    assert knobs.compilation.listener is before
-    with compiles_heard():
-        knobs.compilation.listener = later
-    assert knobs.compilation.listener is later
-
-
-def test_other_threads_compiles_do_not_count():
-    times = triton.knobs.CompileTimes(1_000_000, [("ptx", 500_000)], 0)
-    with compiles_heard() as seconds:
-        hear = knobs.compilation.listener
-        other = threading.Thread(target=lambda: hear(cache_hit=False, times=times))
-        other.start()
-        other.join()
-        assert seconds == []
-        hear(cache_hit=True, times=times)
-        hear(cache_hit=False, times=times)
-        assert seconds == [1.5]
 
 
 def test_split_call_compiles_each_part():

@@ -111,7 +111,7 @@ def test_some_rows_win():
     assert rows == [(1, "torch", True), (8000, "tritile", True)]
     (row,) = convert(large(768, 50257), rows=8000, device="sm_80").rows
     assert (row.by, row.ratio, row.source) == ("torch", None, "")
-    assert "torch's time at this size is not known on NVIDIA A100" in row.why
+    assert "torch's time at this size is unknown on NVIDIA A100" in row.why
 
 
 def test_table_groups_alike_layers():
@@ -561,7 +561,7 @@ def plan(source, torch_us, error=0.0):
         (CALL, ATEN | {"us": 104.0}, 1.04, "predicted", NEAR),
         (CALL, ATEN | {"other_us": None}, None, "", "torch is as fast or faster"),
         (CALL, {"config": aten.CONFIG, "why": "by a rule", "source": "table"}, None, "", "by a rule"),
-        (CALL, {"us": 100.0}, None, "", "torch's time at this size is not known on NVIDIA H200"),
+        (CALL, {"us": 100.0}, None, "", "torch's time at this size is unknown on NVIDIA H200"),
         # Where fp16 parts are asked for, they are faster by this rule or as measured.
         (FP32_CALL, plan("model", None), exchanged.PARTS_AHEAD, "predicted", ""),
         (FP32_CALL, plan("exact", 300.0), 3.0, "measured", ""),

@@ -25,7 +25,7 @@ CLAIMS = {
     "product": r"\(127, 93\): agrees with torch",
     "plan": r"Plan for 127x93x65 NN float16 on NVIDIA H200\n  config  \w+ BLOCK_",
     "explain": r"bytes with these tiles .*bound by ",
-    "verdict": r"programs .* us predicted; \w+ alone needs .*\n.* \d+ times fewer bytes",
+    "summary": r"programs .* us predicted; \w+ alone needs .*\n.* \d+ times fewer bytes",
     "kernels": r"def matmul_naive.*def matmul_tiles",
     "rungs": r"naive .* 4398.3 GB .*shared tiles .* 137.7 GB .*tensor cores .* 17.3 GB .*tritile.matmul ",
     "call": r"agrees with the reference; ran with BLOCK: \d+",

@@ -58,7 +58,7 @@ class _Missing(type):
 def bound(path: str, otherwise: Any = _NOTHING) -> Any:
     """Return what a dotted path names; where nothing does, `otherwise`, the other way to what it is for.
 
-    Without another way, return what raises UnsupportedError once it is called, or asked for an attribute.
+    Without another way, return what raises UnsupportedError once it is called, or an attribute of it is read.
     """
     try:
         return found(path)

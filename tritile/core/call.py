@@ -141,8 +141,22 @@ class _Call:
         return tuple(memory.tensor for memory in self.memory)
 
 
+class _ProductCall(_Call):
+    a: View
+    b: View
+    out: View
+
+    @property
+    def dtype(self) -> str:
+        return self.a.dtype
+
+    @property
+    def out_dtype(self) -> str:
+        return self.out.dtype
+
+
 @dataclass(frozen=True)
-class MatmulCall(_Call):
+class MatmulCall(_ProductCall):
     """Describe out[i] = a[i] @ b[i] for every i of `batch_shape`, with an epilogue.
 
     - `sides`: the epilogue's operands by name, as `SIDES` lists them, stretched to the size of the result by
@@ -169,14 +183,6 @@ class MatmulCall(_Call):
     block_scales: str = ""
     fallback: Fallback | None = None
     invariant: bool = False
-
-    @property
-    def dtype(self) -> str:
-        return self.a.dtype
-
-    @property
-    def out_dtype(self) -> str:
-        return self.out.dtype
 
     @functools.cached_property
     def epilogue(self) -> Epilogue:
@@ -215,7 +221,7 @@ class MatmulCall(_Call):
 
 
 @dataclass(frozen=True)
-class GroupedCall(_Call):
+class GroupedCall(_ProductCall):
     """Describe a call of the products of all groups: see `tritile.core.problem.GroupedProblem`.
 
     b has a batch of one dimension, a and out have none.
@@ -235,14 +241,6 @@ class GroupedCall(_Call):
     precision: str
     scales: tuple[Memory, ...] = ()
     invariant: bool = False
-
-    @property
-    def dtype(self) -> str:
-        return self.a.dtype
-
-    @property
-    def out_dtype(self) -> str:
-        return self.out.dtype
 
     @property
     def problem(self) -> GroupedProblem:

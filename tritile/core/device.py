@@ -103,53 +103,33 @@ def _target(name: str, arch: int | str, sms: int, l2: int, shared: int, clock: f
 # - B300: NVIDIA publishes no SMs, clock or L2 cache; these are the B200's, which has the same rate of fp32.
 # - H20: no datasheet is public. SMs are those that benchmarks report; clock and L2 cache are the H200's.
 # - GH200: the one with HBM3, named "480GB" for the memory of its CPU. The L2 cache is the H200's.
-TARGETS: Final = {
-    "nvidia-h200": _target("NVIDIA H200", 90, 132, 60, 232448, 1.98, 4800),
-    "sm_80": _target("NVIDIA A100-SXM4-80GB", 80, 108, 40, 166912, 1.41, 2039),
-    "sm_90": _target("NVIDIA H100 80GB HBM3", 90, 132, 50, 232448, 1.98, 3350),
-    "sm_100": _target("NVIDIA B200", 100, 148, 126, 232448, 1.96, 8000),
-    "nvidia-l40s": _target("NVIDIA L40S", 89, 142, 96, 101376, 2.52, 864),
-    "nvidia-geforce-rtx-4090": _target("NVIDIA GeForce RTX 4090", 89, 128, 72, 101376, 2.52, 1008),
-    "gfx942": _target("AMD Instinct MI300X", "gfx942", 304, 256, 65536, 2.1, 5300),
-    "sm_120": _target("NVIDIA GeForce RTX 5090", 120, 170, 96, 101376, 2.41, 1792),
-    "nvidia-rtx-pro-6000-blackwell-workstation-edition": _target(
-        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 120, 188, 128, 101376, 2.6, 1792
+# What people call a GPU, its key in `TARGETS`, and the arguments of `_target`.
+_GPUS: Final[tuple[tuple[Any, ...], ...]] = (
+    ("h200", "nvidia-h200", "NVIDIA H200", 90, 132, 60, 232448, 1.98, 4800),
+    ("h100", "sm_90", "NVIDIA H100 80GB HBM3", 90, 132, 50, 232448, 1.98, 3350),
+    ("a100", "sm_80", "NVIDIA A100-SXM4-80GB", 80, 108, 40, 166912, 1.41, 2039),
+    ("b200", "sm_100", "NVIDIA B200", 100, 148, 126, 232448, 1.96, 8000),
+    ("l40s", "nvidia-l40s", "NVIDIA L40S", 89, 142, 96, 101376, 2.52, 864),
+    ("4090", "nvidia-geforce-rtx-4090", "NVIDIA GeForce RTX 4090", 89, 128, 72, 101376, 2.52, 1008),
+    ("mi300x", "gfx942", "AMD Instinct MI300X", "gfx942", 304, 256, 65536, 2.1, 5300),
+    ("5090", "sm_120", "NVIDIA GeForce RTX 5090", 120, 170, 96, 101376, 2.41, 1792),
+    (
+        "pro-6000", "nvidia-rtx-pro-6000-blackwell-workstation-edition",
+        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 120, 188, 128, 101376, 2.6, 1792,
     ),
-    "sm_121": _target("NVIDIA GB10", 121, 48, 24, 101376, 2.52, 273),
-    "sm_103": _target("NVIDIA B300 SXM6 AC", 103, 148, 126, 232448, 1.96, 8000),
-    "nvidia-h20": _target("NVIDIA H20", 90, 78, 60, 232448, 1.98, 4000),
-    "nvidia-h800": _target("NVIDIA H800", 90, 132, 50, 232448, 1.98, 3350),
-    "nvidia-h200-nvl": _target("NVIDIA H200 NVL", 90, 132, 60, 232448, 1.785, 4800),
-    "nvidia-gh200-480gb": _target("NVIDIA GH200 480GB", 90, 132, 60, 232448, 1.98, 4000),
-    "nvidia-l4": _target("NVIDIA L4", 89, 58, 48, 101376, 2.04, 300),
-    "sm_86": _target("NVIDIA A10", 86, 72, 6, 101376, 1.695, 600),
-    "amd-instinct-mi325x": _target("AMD Instinct MI325X", "gfx942", 304, 256, 65536, 2.1, 6000),
-    "gfx950": _target("AMD Instinct MI350X", "gfx950", 256, 256, 163840, 2.2, 8000),
-}
-
-# What people call them.
-SHORT: Final = {
-    "h200": "nvidia-h200",
-    "h100": "sm_90",
-    "a100": "sm_80",
-    "b200": "sm_100",
-    "l40s": "nvidia-l40s",
-    "4090": "nvidia-geforce-rtx-4090",
-    "mi300x": "gfx942",
-    "5090": "sm_120",
-    "pro-6000": "nvidia-rtx-pro-6000-blackwell-workstation-edition",
-    "gb10": "sm_121",
-    "b300": "sm_103",
-    "h20": "nvidia-h20",
-    "h800": "nvidia-h800",
-    "h200-nvl": "nvidia-h200-nvl",
-    "gh200": "nvidia-gh200-480gb",
-    "l4": "nvidia-l4",
-    "a10": "sm_86",
-    "mi325x": "amd-instinct-mi325x",
-    "mi350": "gfx950",
-}
-
+    ("gb10", "sm_121", "NVIDIA GB10", 121, 48, 24, 101376, 2.52, 273),
+    ("b300", "sm_103", "NVIDIA B300 SXM6 AC", 103, 148, 126, 232448, 1.96, 8000),
+    ("h20", "nvidia-h20", "NVIDIA H20", 90, 78, 60, 232448, 1.98, 4000),
+    ("h800", "nvidia-h800", "NVIDIA H800", 90, 132, 50, 232448, 1.98, 3350),
+    ("h200-nvl", "nvidia-h200-nvl", "NVIDIA H200 NVL", 90, 132, 60, 232448, 1.785, 4800),
+    ("gh200", "nvidia-gh200-480gb", "NVIDIA GH200 480GB", 90, 132, 60, 232448, 1.98, 4000),
+    ("l4", "nvidia-l4", "NVIDIA L4", 89, 58, 48, 101376, 2.04, 300),
+    ("a10", "sm_86", "NVIDIA A10", 86, 72, 6, 101376, 1.695, 600),
+    ("mi325x", "amd-instinct-mi325x", "AMD Instinct MI325X", "gfx942", 304, 256, 65536, 2.1, 6000),
+    ("mi350", "gfx950", "AMD Instinct MI350X", "gfx950", 256, 256, 163840, 2.2, 8000),
+)  # fmt: skip
+TARGETS: Final[dict[str, Device]] = {key: _target(*facts) for _, key, *facts in _GPUS}
+SHORT: Final[dict[str, str]] = {short: key for short, key, *_ in _GPUS}
 _BRANDS: Final = re.compile(r"^((nvidia|geforce|rtx|amd|instinct)[-_ ]*)+")
 
 # Where tensors are in host memory, and nothing is predicted or timed.
@@ -187,7 +167,7 @@ def target_device(name: str) -> Device:
     """Return a GPU by name, such as "h100" or "sm_90", which need not be in this machine.
 
     Raises:
-        InvalidValueError: the name is unknown; the message lists those that are known.
+        InvalidValueError: the name is unknown; the message lists all names.
 
     Examples:
         >>> tritile.target_device("h200").processors

@@ -27,7 +27,7 @@ class Epilogue:
 
     - Each operand says how it is spread over the result (see SPREADS), "" if there is none.
     - `activation` is one of ACTIVATIONS or "".
-    - `weighted`: alpha and beta are given.
+    - `weighted`: it has alpha and beta.
 
     It is false where nothing is to be done. In files, on command lines and in messages it is the text that
     `str` returns and `parse` reads, which lists what there is: "scale_a=column scale_b=row bias=row gelu".

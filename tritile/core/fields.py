@@ -14,9 +14,9 @@ def alignment(*places: int) -> int:
     return math.gcd(16, *places)
 
 
-def check(condition: bool, problem: Any, wanted: str) -> None:
+def check(condition: bool, problem: Any, expected: str) -> None:
     if not condition:
-        raise InvalidValueError(f"{problem!r}: expected {wanted}")
+        raise InvalidValueError(f"{problem!r}: expected {expected}")
 
 
 def is_extent(value: Any) -> bool:

@@ -26,7 +26,7 @@ def is_logged(about: Literal["plan", "compile", "tune"], level: int) -> bool:
 def log(
     about: Literal["plan", "compile", "tune"], level: int, text: str = "", **facts: str | float | None
 ) -> None:
-    """Log facts, each an attribute of the record; those of `FIELDS` that are not given are None there.
+    """Log facts, each an attribute of the record; those of `FIELDS` that are missing are None there.
 
     The message is `text`, by default the facts as name=value pairs.
     """

@@ -1,8 +1,8 @@
-"""A problem: everything about one call that decides which config is fast for it.
+"""A problem: the facts of one call that decide which config is fast for it.
 
 A problem is a frozen value of sizes, dtypes, layouts and alignments, without tensors, so it can be
 remembered, compared and planned on a machine without the GPU. `sizes` are what differs between problems of
-one class, and `kind` is everything else that decides a config. `flops` counts multiplications and additions,
+one class, and `kind` is all else that decides a config. `flops` counts multiplications and additions,
 `bytes` what moves if every input is read once and the output written once. `label` is a short name for tables
 of results. A field out of its range raises InvalidValueError.
 """

@@ -141,9 +141,9 @@ class QuantizedWeight:
 
     def _check(self, name: str, tensor: Any, dtypes: tuple[torch.dtype, ...], shape: tuple[int, int]) -> None:
         if not isinstance(tensor, torch.Tensor) or tensor.dtype not in dtypes:
-            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
             kind = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-            raise DtypeError(f"QuantizedWeight: {name} is {kind}: expected a tensor of {wanted}")
+            raise DtypeError(f"QuantizedWeight: {name} is {kind}: expected a tensor of {expected}")
         if tuple(tensor.shape) != shape or not tensor.is_contiguous():
             raise ShapeError(
                 f"QuantizedWeight: {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}: "

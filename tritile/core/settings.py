@@ -116,11 +116,6 @@ class _Held:
 _HOLDING: Final[ContextVar[_Held | None]] = ContextVar("tritile_holding", default=None)
 
 
-def _is_followed(setting: _Setting[Any], value: Any) -> bool:
-    """True if a graph with torch's own product is as good under this choice."""
-    return setting is _MODE and value in ("cached", "tune")
-
-
 class _Choosing(contextlib.ContextDecorator):
     """Choose settings inside a `with` or in calls of a decorated function; warn if used as neither."""
 
@@ -138,7 +133,8 @@ class _Choosing(contextlib.ContextDecorator):
         self._is_used = True
         tokens: list[Any] = [(each.chosen, each.chosen.set(value)) for each, value in self._choices]
         tokens.append((_IS_CHOSEN, _IS_CHOSEN.set(True)))
-        if not all(_is_followed(*choice) for choice in self._choices):
+        # Under these modes a graph with torch's own product is as good.
+        if not all(setting is _MODE and value in ("cached", "tune") for setting, value in self._choices):
             tokens.append((_HOLDING, _HOLDING.set(_Held())))
         self._tokens.append(tokens)
 

@@ -62,7 +62,7 @@ interpreter_lock: Final = LendableLock()
 def at_fork(lock: Any, in_child: Callable[[bool], None] = lambda ended: None) -> None:
     """Have a fork wait for a reentrant lock, for `WAIT_S` seconds at most, and its child get it free.
 
-    `in_child(ended)` is called in the child. `ended` is False if another thread held the lock for longer:
+    `in_child(ended)` is called in the child. `ended` is False if another thread had the lock for longer:
     what it guards is as that thread, which the child lacks, happened to leave it.
     """
     mine = threading.local()  # other threads may fork at the same time

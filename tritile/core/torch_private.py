@@ -180,10 +180,3 @@ def is_traced_kernel(kernel: Any) -> bool:
     """True for a kernel that a tracer keeps: `torch._higher_order_ops`' `kernel_side_table`."""
     module = sys.modules.get("torch._higher_order_ops.triton_kernel_wrap")
     return module is not None and kernel in module.kernel_side_table.kernel_to_id
-
-
-def print_no_candidates() -> None:
-    """Stop max-autotune from printing candidates: `torch._inductor.select_algorithm.PRINT_AUTOTUNE`."""
-    from torch._inductor import select_algorithm  # the compiler takes long to import
-
-    select_algorithm.PRINT_AUTOTUNE = False

@@ -19,8 +19,7 @@ class Family:
 
     - `space()`: yields every config.
     - `illegal(config, problem, device)`: says why a config may not run a problem, None if it may.
-    - `is_dominated(config, problem, device)`: tells whether a config is dominated: another does the same or
-      strictly less work.
+    - `is_dominated(config, problem, device)`: true if another config does the same work or less.
     - `cost(config, problem, device)`: returns what a program of a product does, from which the formula of all
       products predicts a time; or microseconds, by a formula of its own.
     - `work(call, config, processors, early)`: returns what launches a call: see
@@ -30,9 +29,9 @@ class Family:
       operation.
     - `options`: parameters that only some configs have.
     - `also`: other kernels of its launches, which count for its digest.
-    - `resident(config, problem, device)`: returns how many programs an SM holds at once; None if it is not
-      known.
-    - `contends(problem)`: tells whether one of its configs can be the fastest.
+    - `resident(config, problem, device)`: returns how many programs an SM holds at once; None if that is
+      unknown.
+    - `contends(problem)`: true if one of its configs can be the fastest.
     - `margin`: how many times as long a portfolio's pick has to be predicted to take, for the family's own to
       run in its place. None if portfolios hold its configs: other formulas are not fitted to measurements.
     - `interpreted(problem)`: returns the config in Triton's interpreter, of an operation's first family; None
@@ -63,7 +62,7 @@ class Family:
 
     @functools.cached_property
     def configs(self) -> tuple[Config, ...]:
-        """Return every config: thousands, which are made when they are first asked for."""
+        """Return every config: thousands, which are made when first needed."""
         return tuple(self.space())
 
     @functools.cached_property

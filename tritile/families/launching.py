@@ -1,7 +1,6 @@
 """Compile calls of problems by configs, and prepare them to run."""
 
 import functools
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from tritile.core.problem import Tiled
 from tritile.errors import TuningError, brief, is_bug
 from tritile.families.work import pieces_of, work_of
 from tritile.runtime import launch
-from tritile.runtime.ahead import Resources, compiling_for, resources
+from tritile.runtime.ahead import compiling_for
 from tritile.runtime.compiles import log_compiles_as
 from tritile.runtime.launch import Launch, SplitLaunch
 
@@ -78,11 +77,3 @@ def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
             if is_bug(error):
                 raise
             raise TuningError(f"{config} does not compile for {device.name}: {brief(error)}") from error
-
-
-def compile_resources(problem: Tiled, config: Config, device: Device) -> Resources:
-    kernel = compiled_for(problem, config, device)
-    try:
-        return resources(kernel)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise TuningError(f"the resources of {config} cannot be read: {brief(error)}") from error

@@ -7,7 +7,6 @@ from tritile.core.device import Device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem, Product, Tiled
 from tritile.errors import UnsupportedError
-from tritile.families.family import Family
 from tritile.families.numerics import Numerics, by_data, pad_to_canonical_tile
 from tritile.families.registry import FAMILIES
 
@@ -46,13 +45,9 @@ def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
         return "its data decide how it sums, and batch-invariant products sum in one way"
     core = _core(problem)
     reason = family.illegal(config, core, device)
-    return _sums_fault(family, config, core, device) if reason is None and invariant(problem) else reason
-
-
-def _sums_fault(family: Family, config: Config, problem: Tiled, device: Device) -> str | None:
-    """Say why a config would not sum as all others of batch-invariant mode do, None if it does."""
-    found, wanted = family.numerics(config, problem, device), canonical(problem, device)
-    pairs = zip(Numerics._fields, found, wanted, strict=True)
+    if reason is not None or not invariant(problem):
+        return reason
+    pairs = zip(Numerics._fields, family.numerics(config, core, device), canonical(core, device), strict=True)
     differs = ", ".join(f"{name} {own!r}, not {other!r}" for name, own, other in pairs if own != other)
     return f"batch-invariant products sum in one way: {differs}" if differs else None
 
@@ -79,9 +74,9 @@ def legal_configs(problem: Tiled, device: Device, family: str | None = None) -> 
     A family that is named need not be a contender. Raises UnsupportedError, with the reason, if none is
     legal.
     """
-    worse, known = dominated(problem, device), FAMILIES[problem.op]
+    worse, of_op = dominated(problem, device), FAMILIES[problem.op]
     names = contenders(problem) if family is None else (family,)
-    families = [known[name] for name in names if name in known]
+    families = [of_op[name] for name in names if name in of_op]
     found: list[Config] = []
     for one in families:
         # The faster test first.

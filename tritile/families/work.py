@@ -20,7 +20,6 @@ from tritile.families.registry import FAMILIES
 from tritile.families.rows import lowering as rows
 from tritile.runtime.work import Work, laid_out
 
-LOWERINGS: Final = (fp16x3, rows)
 # Of one launch: Triton's launcher counts programs in 32 bits, and drops the rest.
 _MAX_PROGRAMS: Final = 2**31 - 1
 

@@ -64,7 +64,7 @@ def torch_ways(call: Call) -> dict[str, Way]:
         return {"_grouped_mm": grouped(call)}
     if isinstance(call, QuantizedCall):
         (_, n), k = call.out.shape, call.x.shape[1]
-        ways: dict[str, Way] = {WIDE_WEIGHT: Product(_wide_weight, F.linear)}
+        ways: dict[str, Way] = {WIDE_WEIGHT: Product(lambda c: _by_weight(c, _unpacked_weight), F.linear)}
         if call.bits == 4 and call.dtype == "bfloat16" and n % 8 == 0 and k % (16 * _INNER_K_TILES) == 0:
             ways[PACKED_WEIGHT] = by_packed_weight(call)
         return ways
@@ -85,12 +85,12 @@ def torch_ways(call: Call) -> dict[str, Way]:
 
 def grouped(call: GroupedCall) -> Product:
     """Return torch's own product of groups."""
-    return Product(_groups, lambda a, b, offs: torch_private.grouped_mm(a, b, offs=offs))
 
+    def inputs(call: GroupedCall) -> Inputs:
+        a, b = operands.matrix(call.a, 1)[0], operands.matrix(call.b, call.groups)
+        return {"a": a, "b": b, "offs": call.offs.tensor}
 
-def _groups(call: GroupedCall) -> Inputs:
-    a, b = operands.matrix(call.a, 1)[0], operands.matrix(call.b, call.groups)
-    return {"a": a, "b": b, "offs": call.offs.tensor}
+    return Product(inputs, lambda a, b, offs: torch_private.grouped_mm(a, b, offs=offs))
 
 
 # --- Products with an epilogue ---
@@ -133,20 +133,18 @@ def _both_weights(call: MatmulCall) -> Inputs:
     return {"weight": weight, "bias": torch.cat([zeros if bias is None else bias for bias in biases])}
 
 
-def _merged(call: MatmulCall) -> Inputs:
-    assert call.up is not None
-    return {"x": torch_calls.in_one_batch(call)[0][0], **_once(call.up.tensor, _both_weights, call)}
-
-
 def merged(call: MatmulCall) -> Product:
     """Return a gated product as one product by both weights, then activation(left) * right."""
     activation = call.activation
+
+    def inputs(call: Any) -> Inputs:
+        return {"x": torch_calls.in_one_batch(call)[0][0], **_once(call.up.tensor, _both_weights, call)}
 
     def linear(x: torch.Tensor, **weights: torch.Tensor) -> torch.Tensor:
         left, right = F.linear(x, **weights).chunk(2, -1)
         return activated(left, activation) * right
 
-    return Product(_merged, linear)
+    return Product(inputs, linear)
 
 
 # --- Products by packed weights ---
@@ -176,10 +174,6 @@ def _torchs_packing(call: QuantizedCall) -> Inputs:
 def _by_weight(call: QuantizedCall, prepare: Callable[[Any], Inputs]) -> Inputs:
     bias = None if call.bias is None else operands.matrix(call.bias, 1)[0, 0]
     return {"input": operands.matrix(call.x, 1)[0], "bias": bias} | _once(call.words.tensor, prepare, call)
-
-
-def _wide_weight(call: QuantizedCall) -> Inputs:
-    return _by_weight(call, _unpacked_weight)
 
 
 def by_packed_weight(call: QuantizedCall) -> Product:

@@ -37,6 +37,7 @@ from tritile.tuner.measure.workers import WorkerPool
 Outcome = Literal["right", "wrong", "failed", "compiled"]
 Result = float | Resources | TuningError | None
 Results = Iterator[tuple[triton.Config, Result]]
+Arguments = Sequence[Any] | Mapping[str, Any]
 _MISCOMPUTED: Final = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 _ADVICE: Final = (
     "Triton's interpreter may lack arithmetic of bf16 and fp8: check in fp32 or fp16, or on a GPU"
@@ -44,12 +45,13 @@ _ADVICE: Final = (
 
 
 class CheckedConfig(NamedTuple):
-    """How a config did: "right", "wrong", or "failed", where it does not compile, fit the GPU, or run.
+    """The outcome of a config: "right", "wrong", or "failed" if it does not compile, fit the GPU, or run.
 
-    With `device=` those that compile and fit are "compiled", and were not run. `error`: the largest relative
-    error of the calls that were right. `reason`: why it is wrong or failed, with the first wrong element; ""
-    otherwise. `registers` and `spills` (in bytes) are of a thread, `shared` is bytes of shared memory of a
-    block: the most that a call takes. Without `device=`, and where nothing was compiled, they are None.
+    With `device=` configs that compile and fit are "compiled", and were not run. `error`: the largest
+    relative error of the calls that were right. `reason`: why it is wrong or failed, with the first wrong
+    element; "" otherwise. `registers` and `spills` (in bytes) are per thread, `shared` is bytes of shared
+    memory per block: the most that any of the calls takes. They are None without `device=`, or if nothing was
+    compiled.
     """
 
     config: triton.Config
@@ -63,18 +65,18 @@ class CheckedConfig(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class CheckResult(Tabular):
-    """Which configs of a kernel were right on every call. It is true where all were, and one at least.
+    """Which configs of a kernel were right on every call. It is true if all were, and there is at least one.
 
-    With `device=` it is true where all configs compile and fit that GPU, whether or not they spill. `calls`
-    names the calls, by the kernel, the values of its key, and the sizes that `make` was given. `on` is where
-    they ran, or would run. `compared` are the names of the tensors that the reference returned.
+    With `device=` it is true if all configs compile and fit that GPU, whether or not they spill. `calls`
+    names the calls, by the kernel, the values of its key, and the sizes passed to `make`. `on` is where they
+    ran, or would run. `compared` are the names of the tensors that the reference returned.
     """
 
     kernel: str
     on: Device
     calls: tuple[str, ...]
     configs: tuple[CheckedConfig, ...]
-    is_ahead: bool = False  # `device=` was given: configs were compiled, and not run
+    is_ahead: bool = False  # with `device=`: configs were compiled, and not run
     compared: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
@@ -120,18 +122,17 @@ class CheckResult(Tabular):
     @property
     def _rows(self) -> list[tuple[str, ...]]:
         if self.is_ahead:
-            units = "registers", "bytes spilled", "bytes shared"
-
-            def taken(each: CheckedConfig) -> Iterator[str]:
-                for value, unit in zip((each.registers, each.spills, each.shared), units, strict=True):
-                    yield "" if value is None else f"{value} {unit}"
-
             ordered = sorted(self.configs, key=lambda each: (each.outcome != "failed", not each.spills))
-            return [(each.outcome, _words(each.config), *taken(each), each.reason) for each in ordered]
+            return [(each.outcome, _words(each.config), *_usage(each), each.reason) for each in ordered]
         return [
             (each.outcome, _words(each.config), each.reason or f"relative error {each.error or 0.0:.2g}")
             for each in (*self.wrong, *self.failed, *self.right)
         ]
+
+
+def _usage(each: CheckedConfig) -> Iterator[str]:
+    units = {"registers": each.registers, "bytes spilled": each.spills, "bytes shared": each.shared}
+    yield from ("" if value is None else f"{value} {unit}" for unit, value in units.items())
 
 
 def _words(config: triton.Config) -> str:
@@ -159,6 +160,11 @@ def _here(call: KernelCall, configs: list[triton.Config]) -> Results:
         yield config, results[key]
 
 
+def _warn_in_process(label: str, done: str, why: Exception) -> None:
+    text = f"{label} is {done} in this process, which a config may crash: {why}"
+    warnings.warn(text, IsolationWarning, stacklevel=callers_level())
+
+
 def _elsewhere(call: KernelCall, configs: list[triton.Config]) -> Results:
     """Check in another process, which a config may crash; here where the call cannot be sent there."""
     named = identified(configs)
@@ -167,8 +173,7 @@ def _elsewhere(call: KernelCall, configs: list[triton.Config]) -> Results:
             shop, subject = stack.enter_context(elsewhere(replace(call, configs=named)))
             shop.begin(subject)
         except (UnsupportedError, TuningError) as error:
-            text = f"{call.problem.label} is checked in this process, which a config may crash: {error}"
-            warnings.warn(text, IsolationWarning, stacklevel=callers_level())
+            _warn_in_process(call.problem.label, "checked", error)
             yield from _here(call, configs)
             return
         stack.callback(shop.end, subject)
@@ -209,8 +214,7 @@ def _ahead(call: KernelCall, configs: list[triton.Config]) -> Results:
     try:
         shipment = described(replace(call, configs=named))
     except UnsupportedError as why:
-        text = f"{call.problem.label} is compiled in this process, which a config may crash: {why}"
-        warnings.warn(text, IsolationWarning, stacklevel=callers_level())
+        _warn_in_process(call.problem.label, "compiled", why)
         call = call.having(stood_in(call.tensors))
         for config in configs:
             try:
@@ -231,7 +235,7 @@ def _ahead(call: KernelCall, configs: list[triton.Config]) -> Results:
 def _judged(
     config: triton.Config, result: Result, before: CheckedConfig | None, label: str, device: Device
 ) -> CheckedConfig:
-    """Return how a config did at a call, and at those `before`, which it passed."""
+    """Return the outcome of a config at a call, after those `before`, which it passed."""
     if isinstance(result, Resources):
         new = result.registers, result.spills, result.shared
         old = (before.registers or 0, before.spills or 0, before.shared or 0) if before else new
@@ -245,7 +249,7 @@ def _judged(
     return CheckedConfig(config, "right", max(errors, default=None))
 
 
-def _made(make: Callable[..., Any], sizes: tuple[int, ...]) -> Sequence[Any] | Mapping[str, Any]:
+def _made(make: Callable[..., Any], sizes: tuple[int, ...]) -> Arguments:
     try:
         inspect.signature(make).bind(*sizes)
     except TypeError as error:
@@ -262,7 +266,7 @@ def _made(make: Callable[..., Any], sizes: tuple[int, ...]) -> Sequence[Any] | M
 def _neighbours(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Return each size less one: of two neighbours one is no multiple of a tile.
 
-    Equal sizes become different ones, as a kernel that takes one for the other is right where they are equal.
+    Equal sizes become different ones, as a kernel that mixes them up is right if they are equal.
     """
     found: list[int] = []
     for i, size in enumerate(sizes):
@@ -276,7 +280,7 @@ def check(
     kernel: Autotuner,
     *args: Any,
     grid: Any = None,
-    make: Callable[..., Sequence[Any] | Mapping[str, Any]] | None = None,
+    make: Callable[..., Arguments] | None = None,
     device: Device | torch.device | str | None = None,
     **kwargs: Any,
 ) -> CheckResult:
@@ -287,37 +291,35 @@ def check(
         tritile.check(softmax, x, out, 300, device="h200")  # which configs spill or do not fit there?
 
     A config is checked on copies of the arguments, with outputs poisoned (NaN, or wrong integers) and guards
-    around every tensor, which lie at its first and behind its last element. It is wrong where an output
-    differs or is not written whole, where a tensor that the reference reads and does not return is changed,
-    and where a guard is written. Tensors on a GPU are checked in a process of their own, which a config may
-    hang or crash. With TRITON_INTERPRET=1 tensors in host memory are checked in Triton's interpreter, where
-    a config is wrong, too, that reads outside its tensors.
+    before and after every tensor. It is wrong if an output differs or is not written whole, if a tensor that
+    the reference reads and does not return is changed, or if a guard is overwritten. Tensors on a GPU are
+    checked in a separate process, since a config may hang or crash it. With TRITON_INTERPRET=1 tensors in
+    host memory are checked in Triton's interpreter, where reading outside a tensor also makes a config wrong.
 
-    A missing mask goes unnoticed where sizes are multiples of the tile. Other sizes come from `make`.
+    A missing mask goes unnoticed if sizes are multiples of the tile: use `make` to check other sizes.
 
-    With `device=` nothing runs: every config is compiled for that GPU, which need not be here, in parallel
-    processes and into Triton's cache (TRITON_CACHE_DIR). The result lists the registers, spills and shared
-    memory of each, which ones do not compile or fit, and why. Answers are not checked, so that neither `grid`
-    nor a reference is needed, and tensors may be in host memory or meta tensors.
+    With `device=` nothing runs: every config is compiled for that GPU, which need not be in this machine, in
+    parallel processes and into Triton's cache (TRITON_CACHE_DIR). The result lists the registers, spills and
+    shared memory of each config, and why one does not compile or fit. Answers are not checked, so neither
+    `grid` nor a reference is needed, and tensors may be in host memory or on the meta device.
 
     Args:
-        kernel: a kernel under `tritile.autotune`, or an adopted one, with a `reference`. Of a list of configs
-            those are checked that its pruning leaves for the call; of a `tritile.Space`, which may have
-            thousands, all.
-        grid: the grid of the launch, as `kernel[grid]` takes it. A function is given all arguments by name.
+        kernel: a kernel under `tritile.autotune`, or an adopted one, with a `reference`. If it has a list of
+            configs, those are checked that its pruning leaves for the call; if it has a `tritile.Space`, all.
+        grid: the grid of the launch, as `kernel[grid]` takes it. A function gets all arguments by name.
         make: called with sizes; returns the arguments of a call, in their order or by name, "grid" included
-            if it depends on sizes. It is called with the sizes given and with each one less, of which one at
-            least is no multiple of a tile; equal sizes are made different.
+            if it depends on sizes. It is called with the sizes passed to `check` and with each one less, so
+            that at least one is no multiple of a tile; equal sizes are made different.
         device: only compile, for this GPU, as `tritile.plan` takes it.
 
     Returns:
-        A `CheckResult`, true where every config was right, or with `device=` compiles and fits. It prints as
-        a table.
+        A `CheckResult`, true if every config was right, or with `device=` compiles and fits. It prints as a
+        table.
 
     Raises:
         InvalidValueError: an argument is missing or does not fit, there is no reference or no grid, or
             tensors are in host memory without `device` or TRITON_INTERPRET=1.
-        TuningError: `device` is given, and TRITON_INTERPRET is set.
+        TuningError: `device` is passed, and TRITON_INTERPRET is set.
         Exception: what the reference or `make` raises.
     """
     kernel = tuner_for(kernel)
@@ -331,12 +333,12 @@ def check(
     if make is not None and not callable(make):
         raise InvalidValueError(f"check: make is {make!r}: expected a function of sizes")
     check_keywords(kernel.fn, kernel.space or kernel.configs, kwargs, ("grid", "make", "device"))
-    calls: list[Sequence[Any] | Mapping[str, Any]] = [args]
+    calls: list[Arguments] = [args]
     made: dict[tuple[Any, ...], None] = {}
     if make is not None:
         if not all(type(size) is int and size > 0 for size in args):
-            given = ", ".join(str(arg) if isinstance(arg, int) else type(arg).__name__ for arg in args)
-            raise InvalidValueError(f"check: with make= the arguments are sizes of 1 or more, not {given}")
+            passed = ", ".join(str(arg) if isinstance(arg, int) else type(arg).__name__ for arg in args)
+            raise InvalidValueError(f"check: with make= the arguments are sizes of 1 or more, not {passed}")
         made = dict.fromkeys((args, _neighbours(args)))
         calls = [_made(make, sizes) for sizes in made]
     found: dict[str, CheckedConfig] = {}

@@ -110,7 +110,7 @@ class Explanation(Tabular, Cost):
 
     Attributes:
         problem: what is computed.
-        source: where the config comes from, as in `tritile.Plan`; "given" if `explain` was passed another.
+        source: where the config comes from, as in `tritile.Plan`; "requested" if it was passed.
         device: the GPU.
         untiled: bytes that would be requested element by element, without tiles.
         unique: bytes if each input is read once and the output written once.
@@ -119,7 +119,7 @@ class Explanation(Tabular, Cost):
         occupancy: programs and warps of an SM, which follow from `resources`; None for AMD GPUs.
         failure: why the kernel does not compile; "" if it does.
         alternatives: the best configs with other tiles, each as a `Cost`.
-        call: the plan of a call. If it runs torch's kernel, whose cost is not known, all else is about
+        call: the plan of a call. If it runs torch's kernel, whose cost is unknown, all else is about
             tritile's.
     """
 
@@ -157,19 +157,19 @@ class Explanation(Tabular, Cost):
 
     @property
     def peak_tflops(self) -> float | None:
-        """Peak TFLOP/s for the product's dtype; None for a permutation, or if it is not known."""
+        """Peak TFLOP/s for the product's dtype; None for a permutation, or if it is unknown."""
         return peak_tflops(self.problem, self.device) if isinstance(self.problem, MatmulProblem) else None
 
     @property
     def ridge(self) -> float | None:
-        """The intensity above which multiplying, not device memory, limits the time; None if not known."""
+        """The intensity above which multiplying, not device memory, limits the time; None if unknown."""
         return 1e3 * self.peak_tflops / self.device.memory_gbps if self.peak_tflops else None
 
     @property
     def roof_us(self) -> float:
         """The least time of any kernel on this GPU, in microseconds.
 
-        It follows from memory bandwidth and, if the peak rate of the dtype is known, from arithmetic.
+        It follows from memory bandwidth and, if the peak rate of the dtype is in a table, from arithmetic.
         """
         memory = self.unique.total / (self.device.memory_gbps * 1e3)
         if not (isinstance(self.problem, MatmulProblem) and self.peak_tflops):
@@ -177,7 +177,7 @@ class Explanation(Tabular, Cost):
         return max(memory, self.problem.core.flops / (self.peak_tflops * 1e6))
 
     @property
-    def verdict(self) -> str:
+    def summary(self) -> str:
         """One line: how much of the GPU is busy, how long the call takes, and what limits it."""
         programs, processors = self.tiling.programs, self.device.processors
         if programs < processors:
@@ -196,7 +196,7 @@ class Explanation(Tabular, Cost):
     def _by_torch(self) -> str:
         us, measured = self.call.us, self.call.source in ("exact", "table")
         time = self.call.why if us is None else f"{us_text(us)} {'measured' if measured else 'predicted'}"
-        below = "the config given" if self.source == "given" else "the fastest of tritile's"
+        below = "the requested config" if self.source == "requested" else "the fastest of tritile's"
         return f"runs torch's kernel here: {time}; below is {below}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -206,49 +206,42 @@ class Explanation(Tabular, Cost):
         found |= {"problem": problem_to_dict(self.problem), "device": self.device.name}
         call = self.call
         found["call"] = {"config": call.config.to_dict(), "source": call.source, "us": call.us}
-        names = ("verdict", "waves", "idle", "intensity", "ridge", "peak_tflops", "roof_us")
+        names = ("summary", "waves", "idle", "intensity", "ridge", "peak_tflops", "roof_us")
         return found | {name: getattr(self, name) for name in names}
 
     @property
     def _title(self) -> str:
         what = self.problem.label
         if isinstance(self.problem, PermuteProblem):  # its label begins with the sizes of the result
-            what = f"{'x'.join(map(str, _input_sizes(self.problem)))} to {what}"
+            shape, steps = self.problem.shape, self.problem.x_strides
+            sizes = [shape[i] for i in sorted(range(len(shape)), key=lambda i: (-steps[i], i))] or [1]
+            what = f"{'x'.join(map(str, sizes))} to {what}"
         return f"{what} on {self.device.name}: {self.config} ({self.source})"
 
     @property
     def _rows(self) -> list[tuple[str, str]]:
-        roof, used, us = (
-            f"{us_text(self.roof_us)}: no kernel can be faster on this GPU",
-            self.resources,
-            self.measured_us,
-        )
+        tiles, roof = self.tiling, f"{us_text(self.roof_us)}: no kernel can be faster on this GPU"
         if self.peak_tflops is not None and self.ridge is not None:
             by = "device memory" if self.intensity < self.ridge else "multiplying"
             roof += f"; limited by {by}, at {self.intensity:.1f} op/byte with the ridge at {self.ridge:.0f}"
             roof += f" ({self.peak_tflops:.0f} TFLOP/s)"
         elif isinstance(self.problem, MatmulProblem):
-            roof += "; by device memory only, because the peak rate of this GPU is not known"
-        programs = ""
-        if self.tiling.programs > self.tiling.tiles:
-            programs = f" by {self.tiling.programs} programs"
+            roof += "; by device memory only, because the peak rate of this GPU is unknown"
+        programs = f" by {tiles.programs} programs" if tiles.programs > tiles.tiles else ""
         measured = "not on this GPU: `tritile tune`, run there, measures it"
-        if us is not None:
+        if (us := self.measured_us) is not None:
             measured = f"{us_text(us)}, {us / self.predicted_us:.2f} times the prediction"
         rows = [("a call", self._by_torch)] if self.call.config == aten.CONFIG else []
         rows += [
-            ("in short", self.verdict),
+            ("in short", self.summary),
             ("bytes without tiles", bytes_text(self.untiled.total)),
             ("bytes with these tiles", f"{bytes_text(self.tiled.total)}, {self.reuse:.3g} times fewer"),
-            (
-                "unique bytes",
-                f"{bytes_text(self.unique.total)}: inputs read once, output written once",
-            ),
+            ("unique bytes", f"{bytes_text(self.unique.total)}: inputs read once, output written once"),
             ("roof", roof),
-            ("tiles", f"{self.tiling.tiles}{programs}, {self.tiling.filled:.1%} filled"),
+            ("tiles", f"{tiles.tiles}{programs}, {tiles.filled:.1%} filled"),
             ("waves", f"{self.waves} of {self.at_once} programs; {self.idle:.0%} of the last wave is idle"),
         ]
-        if used is None:
+        if (used := self.resources) is None:
             rows.append(("kernel", self.failure))
         else:
             room = self.device.shared_memory / 1024
@@ -270,11 +263,6 @@ class Explanation(Tabular, Cost):
             cost = f"{bytes_text(one.tiled.total)}, {one.tiling.filled:.1%} filled"
             rows.append(("or", f"{one.config}: {times}; {cost}"))
         return rows
-
-
-def _input_sizes(problem: PermuteProblem) -> list[int]:
-    order = sorted(range(len(problem.shape)), key=lambda i: (-problem.x_strides[i], i))
-    return [problem.shape[i] for i in order] or [1]
 
 
 def occupancy(used: Resources, warps: int, device: Device) -> Occupancy | None:
@@ -299,7 +287,7 @@ def parts_us(problem: Known, config: Config, device: Device) -> dict[str, float]
 
     For a product these are lower bounds, except for the L2 cache. Device memory moves every operand once, and
     the busiest SM multiplies whole tiles, both at peak rate. Shared memory is written and read once for each
-    tile of a and b. The L2 cache moves everything that tiles request, at a rate fitted on an H200. For a
+    tile of a and b. The L2 cache moves all that tiles request, at a rate fitted on an H200. For a
     permutation all parts are estimates by the formula of its family.
     """
     if isinstance(problem, PermuteProblem):
@@ -317,8 +305,8 @@ def parts_us(problem: Known, config: Config, device: Device) -> dict[str, float]
             busiest = -(-problem.k // k) * (made.whole // device.processors + 1 / made.split)
         # tl.dot without tensor cores sums in float32.
         summed = replace(problem, dtype="float32") if config.family in skinny.FAMILIES else problem
-        known = peak_tflops(summed, device)
-        peak = known * 1e3 / device.processors / device.clock_ghz if known else rate(summed, device)
+        tflops = peak_tflops(summed, device)
+        peak = tflops * 1e3 / device.processors / device.clock_ghz if tflops else rate(summed, device)
         requested = traffic.tiled(problem, config, device).total
         parts = {
             MEMORY: traffic.unique(problem).total / (device.memory_gbps * 1e3),
@@ -348,10 +336,10 @@ def config_like(text: str, problem: Tiled, device: Device) -> Config:
         names.add(name)
         values = {own[name] for _, own in found if name in own}
         if not values:
-            known = set[str]().union(*(own for _, own in found))
-            listed, families = ", ".join(sorted(known)), ", ".join(FAMILIES[problem.op])
+            parameters = set[str]().union(*(own for _, own in found))
+            listed, families = ", ".join(sorted(parameters)), ", ".join(FAMILIES[problem.op])
             raise InvalidValueError(
-                f"config {text!r}: no config has {name}{before}{did_you_mean(name, known)}: "
+                f"config {text!r}: no config has {name}{before}{did_you_mean(name, parameters)}: "
                 f"expected one of {listed}, or one of the families {families}"
             )
         found = [(config, own) for config, own in found if str(own.get(name)) == value]
@@ -403,7 +391,7 @@ def explain(
         InvalidValueError: the config is not legal for the problem, the call is in place, or there is no GPU
             to explain for.
         UnsupportedError: only torch computes the call; or it has a quantized weight; or groups, whose sizes
-            only the GPU knows; or it is of a decorated kernel, whose bytes are not known.
+            only the GPU knows; or it is of a decorated kernel, whose bytes are unknown.
 
     Examples:
         >>> a = torch.empty(4096, 4096, device="meta", dtype=torch.bfloat16)
@@ -427,7 +415,7 @@ def explain(
         raise UnsupportedError(
             f"explain: only torch computes {call.problem.label}: tritile has no kernel to explain"
         )
-    if is_tiled and call.config == aten.CONFIG:  # nothing is known of torch's kernels
+    if is_tiled and call.config == aten.CONFIG:  # there is nothing to explain torch's kernels by
         with mode(backends="triton"):
             chosen = plan(what, *args, device=device, **kwargs)
     problem, gpu = chosen.problem, chosen.device
@@ -477,7 +465,7 @@ def explain(
         return Cost(config, predicted, us, tiled, tiling, parts, bound)
 
     mine, *others = map(cost, list(by_tile.values())[: _ALTERNATIVES + 1])
-    source = chosen.source if own == chosen.config else "given"
+    source = chosen.source if own == chosen.config else "requested"
     return Explanation(
         **vars(mine), problem=problem, source=source, device=gpu, untiled=traffic.untiled(problem),
         unique=traffic.unique(problem), at_once=at_once, resources=used, occupancy=occupied, failure=failure,

@@ -62,7 +62,7 @@ class Tiling:
 
 
 def bytes_text(count: float) -> str:
-    """Write a number of bytes in decimal units, as memory rates are given: 134 MB."""
+    """Write a number of bytes in decimal units, like memory rates: 134 MB."""
     power = 0
     while count >= 999.5 and power < len(_UNITS) - 1:
         count, power = count / 1000, power + 1

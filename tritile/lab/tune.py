@@ -100,7 +100,7 @@ def gpu_for(caller: str, values: Iterable[Any]) -> tuple[Device, int]:
 def problem_of(
     caller: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Iterable[str] = ()
 ) -> Tiled:
-    """Return a problem as it is given, or that of an operation's call.
+    """Return a problem as it is, or that of an operation's call.
 
     `options`: names of the caller's own keyword arguments. Raises what `call_of` raises, and UnsupportedError
     for a problem that only torch computes.

@@ -46,8 +46,8 @@ from tritile.tuner.measure.shipping import stood_in
 from tritile.tuner.measure.workers import COMPILE_LIMIT_S, WorkerPool
 from tritile.tuner.store.trials import store_of
 
-# Numbers of rows that differ in all that tells the kernels of one config apart: a single row, whether 16 and
-# the blocks divide them, whether the tiles run at once, which operands are copied first.
+# Numbers of rows that between them need every kernel of a config: which one is needed depends on whether it
+# is a single row, 16 and the blocks divide it, the tiles run at once, and which operands are copied first.
 _MORE: Final = 16, 24, 40, 64, 72, 120, 128, 248, 256, 301, 512, 640, 1000, 2048, 4096, 5003, 20008
 ROWS: Final = *range(1, 10), *_MORE
 
@@ -131,8 +131,8 @@ def calls_of(problem: Tiled, device: Device, any_rows: bool = False) -> Calls:
     """Return the configs that calls of a problem run in this mode, in "tune" those of "cached".
 
     Those of "cached" serve a process in mode "strict", too. `any_rows`: of products of two matrices whose
-    class has a portfolio, with any number of rows. Raises NotTunedError in mode "strict" where nothing
-    measured is known.
+    class has a portfolio, with any number of rows. Raises NotTunedError in mode "strict" if nothing was
+    measured.
     """
     mode = "cached" if current_mode() == "tune" else current_mode()
     calls: Calls = {_planned(problem, device, mode): [problem]}

@@ -37,11 +37,7 @@ Filter = Callable[[str, torch.nn.Module], bool]
 _HALF: Final = (torch.bfloat16, torch.float16)
 _FLOATS: Final = (*_HALF, torch.float32, torch.float64)
 # Dtypes of the weights that each kind converts.
-_DTYPES: Final[dict[WeightKind, tuple[torch.dtype, ...]]] = {
-    "linear": _FLOATS,
-    "int8": _HALF,
-    "int4": _HALF,
-}
+_DTYPES: Final[dict[WeightKind, tuple[torch.dtype, ...]]] = {"linear": _FLOATS, "int8": _HALF, "int4": _HALF}
 _BITS: Final[dict[WeightKind, WeightBits]] = {"int8": 8, "int4": 4}
 
 
@@ -193,16 +189,22 @@ def _why_not(layer: Any, kind: WeightKind, always: bool) -> str:
 def _decided(row: ConversionRow, layer: Any, calls: Iterable[LayerCall], gpu: Any) -> Iterator[ConversionRow]:
     """Compare tritile with torch at each call of a layer; yield the resulting rows."""
     for call in calls:
-        comparison, dtype = Comparison(why="under autocast torch caches the weights that it casts"), ""
+        comparison = Comparison(why="under autocast torch caches the weights that it casts")
         if call.dtype is not None:
-            dtype = name_of(call.dtype)
             try:
                 comparison = compare(call, weight_of(layer), layer.bias, *gpu)
             except TritileError as error:
                 comparison = Comparison(why=brief(error))
-        row = replace(row, rows=call.rows, training=call.grad_input or call.grad_weight, dtype=dtype)
-        by = "tritile" if comparison.wins else "torch"
-        yield replace(row, by=by, ratio=comparison.ratio, source=comparison.source, why=comparison.why)
+        yield replace(
+            row,
+            rows=call.rows,
+            training=call.grad_input or call.grad_weight,
+            dtype="" if call.dtype is None else name_of(call.dtype),
+            by="tritile" if comparison.wins else "torch",
+            ratio=comparison.ratio,
+            source=comparison.source,
+            why=comparison.why,
+        )
 
 
 def _target(model: torch.nn.Module, device: Any) -> tuple[Device, int | None]:
@@ -224,11 +226,7 @@ def _note(model: torch.nn.Module, rows: Iterable[ConversionRow], by_forward: boo
     for_training = True in passes
     if by_forward:
         why = f"forward recorded {'' if for_training else 'no '}gradients"
-        other = (
-            "call the model under torch.no_grad()"
-            if for_training
-            else "call the model without torch.no_grad()"
-        )
+        other = f"call the model {'under' if for_training else 'without'} torch.no_grad()"
     elif for_training:
         why = "model.training is True" if model.training else "layers are in training mode"
         other = "call model.eval() first"
@@ -268,8 +266,7 @@ def _checked_rows(model: Any, kind: Any, rows: Any, forward: Any, always: Any, g
     """Check the arguments of `convert`, and return its rows. Raises InvalidValueError."""
     if not isinstance(model, torch.nn.Module):
         raise InvalidValueError(f"convert: model is a {type(model).__name__}: expected a torch.nn.Module")
-    if kind not in get_args(WeightKind):
-        kinds = get_args(WeightKind)
+    if kind not in (kinds := get_args(WeightKind)):
         hint = did_you_mean(kind, kinds)
         raise InvalidValueError(f"convert: kind is {kind!r}{hint}: expected one of {', '.join(kinds)}")
     if group_size not in GROUP_SIZES:
@@ -285,10 +282,10 @@ def _checked_rows(model: Any, kind: Any, rows: Any, forward: Any, always: Any, g
             "convert: expected exactly one of rows=, the numbers of rows that matter; forward=, a function "
             "that calls the model once; and always=True"
         )
-    numbers = [] if rows is None else list(rows) if isinstance(rows, Iterable) else [rows]
-    if not all(type(number) is int and number > 0 for number in numbers) or (
-        rows is not None and not numbers
-    ):
+    if rows is None:
+        return []
+    numbers = list(rows) if isinstance(rows, Iterable) else [rows]
+    if not numbers or not all(type(number) is int and number > 0 for number in numbers):
         raise InvalidValueError(f"convert: rows is {rows!r}: expected one or more whole numbers above 0")
     return list(dict.fromkeys(numbers))
 
@@ -394,10 +391,11 @@ def convert(
                 grad = trains and layer.training
                 grads = grad, grad and layer.weight.requires_grad
                 layer_calls = [LayerCall(number, layer.weight.dtype, *grads) for number in numbers]
-            layer_calls = [
-                call._replace(precision=precision) if call.dtype == torch.float32 else call
-                for call in layer_calls
-            ]
+            if precision is not None:
+                layer_calls = [
+                    call._replace(precision=precision if call.dtype == torch.float32 else None)
+                    for call in layer_calls
+                ]
             unused = replace(row, by="torch", why="forward did not call it")
             layer_rows = list(_decided(row, layer, layer_calls, gpu)) or [unused]
         wins = any(row.by == "tritile" for row in layer_rows)

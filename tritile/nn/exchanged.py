@@ -42,7 +42,6 @@ _MODELS: Final = 1.25  # the model's picks may be slower than predicted: require
 # The least ratio of torch's plain fp32 to fp16x3 that was measured on Hopper, at sizes that fp16x3 suits.
 PARTS_AHEAD: Final = 2.0
 
-
 FP32 = Literal["fp16x3"]  # what a layer may name instead of torch's setting
 
 
@@ -116,15 +115,8 @@ def _lost(ratio: float) -> str:
     return "tritile is ahead, but not by enough to be sure" if ratio > _NOISE else "both are about as fast"
 
 
-def _of_ratio(ratio: float, wins: bool, source: str, us: float | None, gains: bool = True) -> Comparison:
-    if not (wins or gains):
-        why = f"tritile is ahead, but a training step would gain less than {TRAINING_US / 1e3:g} ms here"
-        return Comparison(ratio, False, source, us, why)
-    return Comparison(ratio, wins, source, us, "" if wins else _lost(ratio))
-
-
 def _compared(problem: MatmulProblem, device: Device, index: int | None) -> Comparison:
-    unknown = Comparison(why=f"torch's time at this size is not known on {device.name}")
+    unknown = Comparison(why=f"torch's time at this size is unknown on {device.name}")
     timed = gpu_tables.is_calibrated(device) or store_of(device).best(TORCH, problem) is not None
     if not timed and current_mode() != "tune":
         return unknown  # without a portfolio a plan would rank whole spaces
@@ -143,7 +135,8 @@ def _compared(problem: MatmulProblem, device: Device, index: int | None) -> Comp
         return unknown
     needed = max(_NOISE, 1 + plan.other_error) * (_MODELS if plan.source == "model" else 1.0)
     source = "measured" if measured and not plan.other_error else "predicted"
-    return _of_ratio(other / us, other / us >= needed, source, other)
+    wins = other / us >= needed
+    return Comparison(other / us, wins, source, other, "" if wins else _lost(other / us))
 
 
 def compare(
@@ -171,13 +164,16 @@ def compare(
     # A predicted win that is not sure counts as none.
     sure = [ratio if one.wins else min(ratio, 1.0) for ratio, one in zip(ratios, products, strict=True)]
     source = "predicted" if any(one.source == "predicted" for one in timed) else "measured"
-    us = gained = None
+    us, why, ratio = None, "", sum(ratios) / len(ratios)
+    if sum(sure) / len(sure) < _NOISE:
+        why = _lost(ratio)
     if all(one.torch_us is not None for one in timed):
         us = sum(one.torch_us or 0.0 for one in timed)
         pairs = zip(products, sure, strict=True)
         gained = sum((one.torch_us or 0.0) * (1 - 1 / ratio) for one, ratio in pairs)
-    is_ahead, gains = sum(sure) / len(sure) >= _NOISE, gained is None or gained >= TRAINING_US
-    return _of_ratio(sum(ratios) / len(ratios), is_ahead and gains, source, us, gains or not is_ahead)
+        if not why and gained < TRAINING_US:
+            why = f"tritile is ahead, but a training step would gain less than {TRAINING_US / 1e3:g} ms here"
+    return Comparison(ratio, not why, source, us, why)
 
 
 _WINS: Final[dict[tuple[Any, ...], bool]] = new_memo()
@@ -225,9 +221,6 @@ def by_tritile(
     return wins
 
 
-_NAME: Final = "tritile.nn.Linear"  # of exchanged layers, as models print
-
-
 def faster_linear(
     input: Any, weight: torch.Tensor, bias: torch.Tensor | None = None, fp32: FP32 | None = None
 ) -> torch.Tensor:
@@ -256,24 +249,17 @@ class ConvertedLinear(torch.nn.Linear):
         return torch_linear(input, weight, bias)
 
     def _get_name(self) -> str:
-        return _NAME
+        return "tritile.nn.Linear"
 
     __prepare_scriptable__ = refuse_scripting
 
 
-class AlwaysLinear(torch.nn.Linear):
+class AlwaysLinear(ConvertedLinear):
     """`torch.nn.Linear`, multiplied by tritile at every call."""
-
-    fp32: FP32 | None = None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         precision = self.fp32 if self.weight.dtype is torch.float32 else None
         return linear(input, self.weight, self.bias, precision=precision)
-
-    def _get_name(self) -> str:
-        return _NAME
-
-    __prepare_scriptable__ = refuse_scripting
 
 
 class _Conv1D:

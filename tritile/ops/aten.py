@@ -154,9 +154,7 @@ def _linear(of: Any, out: Any) -> ByTorch | None:
     if x.dtype in BYTES or weight.ndim != 2 or x.ndim < 2 or not _as_they_lie(x, weight.t()):
         return None
     if residual is not None or of.activation or not (bias is None or _is_row(bias, x)):
-        if x.dtype != torch.float32:  # sums would be rounded to 16 bits in between
-            return None
-        return _copied_to(out, functools.partial(_linear_composed, activation=of.activation))
+        return _composed_of(of, out)
     if bias is not None and x.ndim > 2 and (out is not None or not x.is_contiguous()):
         return None  # torch adds the bias by another launch
     if out is None:
@@ -166,44 +164,43 @@ def _linear(of: Any, out: Any) -> ByTorch | None:
     return lambda x, weight, bias, residual, out: _ADD(bias, x, weight.t(), out=out)
 
 
-def _linear_composed(x: Any, weight: Any, bias: Any, residual: Any, activation: str = "") -> torch.Tensor:
-    return apply_epilogue_in_dtype(_MULTIPLY(x, weight.t()), bias, residual, activation)
-
-
 def _weighted(of: Any, out: Any) -> ByTorch | None:
     added, a, b = of.tensors
     if not _as_they_lie(a, b):
         return None
-    how = of.activation, of.alpha, of.beta
-    if how == ("", 1, 1) and _is_row(added, a) and a.ndim == 2:
+    if (of.activation, of.alpha, of.beta) == ("", 1, 1) and _is_row(added, a) and a.ndim == 2:
         return _ADD if out is None else lambda added, a, b, out: _ADD(added, a, b, out=out)
-    if a.dtype != torch.float32:  # sums would be rounded to 16 bits in between
+    return _composed_of(of, out)
+
+
+def _composed(op: str, activation: str, alpha: Any, beta: Any, *tensors: Any) -> torch.Tensor:
+    """Multiply, and apply the epilogue in launches of its own; torch copies operands where it has to."""
+    if op == "matmul":
+        return _MULTIPLY(*tensors)
+    if op == "linear":
+        x, weight, bias, residual = tensors
+        return apply_epilogue_in_dtype(_MULTIPLY(x, weight.t()), bias, residual, activation)
+    added, a, b = tensors
+    return apply_epilogue_in_dtype(_MULTIPLY(a, b), added, None, activation, alpha, beta)
+
+
+def _composed_of(of: Any, out: Any) -> ByTorch | None:
+    if of.first.dtype != torch.float32:  # sums would be rounded to 16 bits in between
         return None
-    return _copied_to(out, lambda added, a, b: apply_epilogue_in_dtype(_MULTIPLY(a, b), added, None, *how))
+    return _copied_to(out, functools.partial(_composed, of.op, of.activation, of.alpha, of.beta))
 
 
 def _in_any_layout(of: Any, out: Any) -> ByTorch:
-    """Return torch's call for float32 of any shapes and strides, which torch copies where it has to.
-
-    Its result is rounded to another dtype last.
-    """
-    dtype = of.out_dtype or torch.float32
-    if of.op == "matmul":
-        return _copied_to(out, lambda a, b: _MULTIPLY(a, b).to(dtype))
-    if of.op == "linear":
-        make = functools.partial(_linear_composed, activation=of.activation)
-        return _copied_to(out, lambda *tensors: make(*tensors).to(dtype))
-    how = of.activation, of.alpha, of.beta
-    return _copied_to(
-        out, lambda added, a, b: apply_epilogue_in_dtype(_MULTIPLY(a, b), added, None, *how).to(dtype)
-    )
+    """Return torch's call for float32 of any shapes and strides, rounded to another dtype last."""
+    dtype, how = of.out_dtype or torch.float32, (of.op, of.activation, of.alpha, of.beta)
+    return _copied_to(out, lambda *tensors: _composed(*how, *tensors).to(dtype))
 
 
 # --- Products of complex numbers, which only torch computes ---
 
 
 def complex_product(of: Any, out: torch.Tensor | None) -> torch.Tensor:
-    """Return the product of a request of complex operands, in `out` if that is given, as torch computes it.
+    """Return torch's product of complex operands, in `out` unless that is None.
 
     Raises UnsupportedError where torch refuses.
     """
@@ -333,23 +330,17 @@ _MAKES: Final[dict[str, Callable[[Any, Any], ByTorch | None]]] = {
 # --- Traced ---
 
 
-def _linear_traced(tensors: Tensors, options: Key) -> torch.Tensor:
+LOWERED: Final = frozenset({"matmul", "linear", "addmm", "baddbmm"})  # not of BYTES
+
+
+def lowered(op: str, tensors: Tensors, options: Key) -> torch.Tensor:
+    """Make a traced call that torch may make by torch's functions, which its compiler fuses."""
+    if op == "matmul":
+        return _MULTIPLY(*tensors)
+    if op != "linear":
+        beta, alpha, activation, *_ = options
+        return _composed(op, activation or "", alpha, beta, *tensors)
     x, weight, bias, residual = tensors
     if residual is None and not options[0] and (bias is None or _is_row(bias, x)):
         return _LINEAR(x, weight, bias)
-    return _linear_composed(x, weight, bias, residual, options[0] or "")
-
-
-def _weighted_traced(tensors: Tensors, options: Key) -> torch.Tensor:
-    (added, a, b), (beta, alpha, activation) = tensors, options[:3]
-    return apply_epilogue_in_dtype(_MULTIPLY(a, b), added, None, activation or "", alpha, beta)
-
-
-# What a traced call becomes that torch may make, of other dtypes than BYTES: torch's compiler takes its own
-# functions apart, and fuses.
-LOWERED: Final[dict[str, Callable[[Tensors, Key], torch.Tensor]]] = {
-    "matmul": lambda tensors, options: _MULTIPLY(*tensors),
-    "linear": _linear_traced,
-    "addmm": _weighted_traced,
-    "baddbmm": _weighted_traced,
-}
+    return _composed(op, options[0] or "", 1.0, 1.0, *tensors)

@@ -51,8 +51,8 @@ def check_tensor(
 ) -> None:  # fmt: skip
     """Raise a TritileError unless an argument is a dense tensor on cuda, cpu or meta.
 
-    Where they are given, it must also be on the device of `like`, the first operand, of one of `dtypes`, and
-    have `rank` dimensions.
+    It must also be on the device of `like`, the first operand, have one of `dtypes`, and `rank` dimensions,
+    if these are passed.
     """
     if not isinstance(tensor, torch.Tensor):
         raise DtypeError(f"{op}: {name} is {describe(tensor)}: expected a torch.Tensor")
@@ -150,7 +150,7 @@ def number_of(op: str, name: str, value: Any, like: torch.Tensor) -> complex:
 def check_activation(op: str, activation: Any, of: torch.Tensor | None = None) -> str:
     """Return the activation's name, "" for None. Raise InvalidValueError for an unknown one.
 
-    Raise DtypeError if `of`, the first operand of the product, is given and complex.
+    Raise DtypeError if `of`, the first operand of the product, is complex.
     """
     if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
         found = f"activation is {activation!r}{did_you_mean(activation, ACTIVATIONS)}"

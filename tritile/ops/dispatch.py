@@ -158,22 +158,22 @@ def call_override(op: str, tensors: Sequence[Any], out: Any, options: Sequence[A
     values = joined(op, tensors, options)
     if op == "linear_quantized":
         return call_overload(op, *values)
-    given: dict[str, Any] = {**dict(zip(NAMES[op], values, strict=True)), "out": out}
+    arguments: dict[str, Any] = {**dict(zip(NAMES[op], values, strict=True)), "out": out}
     if op == "matmul" and len(options) > 2:  # of mm or bmm
-        op, given["mat2"] = options[-1], given["other"]
+        op, arguments["mat2"] = options[-1], arguments["other"]
     function, args, named = _PUBLIC[op], list[Any](), dict[str, Any]()
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.default is parameter.empty:
-            args.append(given[name])
-        elif given[name] is not parameter.default:
-            named[name] = given[name]
+            args.append(arguments[name])
+        elif arguments[name] is not parameter.default:
+            named[name] = arguments[name]
     return handle_torch_function(function, (*tensors, out), *args, **named)
 
 
 def call_operator(
     op: str, values: tuple[Any, ...], out: torch.Tensor | None, check: Callable[[], Any]
 ) -> torch.Tensor:
-    """Call the operator `tritile::op`, or its overload `out` where out is given.
+    """Call the operator `tritile::op`, or its overload `out` if out is not None.
 
     `values` are all other arguments in the order of the operator's schema. Where torch refuses the call in
     its own words, `check` raises ours. Raises GradientError if out is an inference tensor, outside of

@@ -145,7 +145,7 @@ def _check_scales(a: torch.Tensor, b: torch.Tensor, scale_a: Any, scale_b: Any) 
     """Raise a TritileError unless scales are both None, or contiguous float32, one a row and a column."""
     if (scale_a is None) != (scale_b is None):
         only = "scale_b" if scale_a is None else "scale_a"
-        raise ShapeError(f"{OP}: only {only} is given: expected scale_a and scale_b, or neither")
+        raise ShapeError(f"{OP}: only {only} was passed: expected scale_a and scale_b, or neither")
     if scale_a is None:
         return
     for name, scale, shape in (
@@ -159,9 +159,7 @@ def _check_scales(a: torch.Tensor, b: torch.Tensor, scale_a: Any, scale_b: Any) 
 
 
 def _view(name: str, tensor: torch.Tensor) -> View:
-    """Return the view of a matrix, or of one for each group."""
-    *batch, row, column = tensor.stride()
-    rows, columns = tensor.shape[-2:]
+    (rows, columns), (*batch, row, column) = tensor.shape[-2:], tensor.stride()
     return View(Memory.of(name, tensor), (rows, columns), (row, column), tuple(batch))
 
 

@@ -44,7 +44,7 @@ _MAX_ALIGNMENTS: Final = 256  # of one key
 _RANDOM: Final = random.Random(0)  # our own: the program's random numbers stay as they are
 
 Tensors = Sequence[Any]
-ByTorch = Callable[..., torch.Tensor]  # takes the caller's tensors, then out if it is given
+ByTorch = Callable[..., torch.Tensor]  # takes the caller's tensors, then out unless it is None
 Key = tuple[Any, ...]
 
 

@@ -57,7 +57,7 @@ def check_what(caller: str, what: Any, kwargs: Iterable[str], options: Iterable[
 
 
 def call_of(caller: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, bool]:
-    """Return the call of an operation, given itself or by name, and whether torch's own kernel may make it.
+    """Return the call of an operation, named or passed itself, and whether torch's own kernel may make it.
 
     The result is allocated. Raises InvalidValueError for anything but an operation, and for wrong arguments
     the same errors as the call itself.

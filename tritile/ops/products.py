@@ -85,9 +85,7 @@ def check_precision(
             f"{op}: precision is {precision!r}{did_you_mean(precision, allowed)}: "
             f"expected one of {', '.join(allowed)} for {name} ({explained(allowed, name)})"
         )
-    if not is_batch_invariant():
-        return precision
-    if precision == BY_DATA:
+    if precision == BY_DATA and is_batch_invariant():
         raise UnsupportedError(
             f"{op}: precision is {precision!r} in a batch-invariant call, but in that precision a row of the "
             "result can depend on other rows: expected another precision"

@@ -38,7 +38,7 @@ from tritile.errors import (
 )
 from tritile.families import launching
 from tritile.families.permute.family import in_place
-from tritile.ops.aten import BYTES, LOWERED, torch_call_of
+from tritile.ops.aten import BYTES, LOWERED, lowered, torch_call_of
 from tritile.ops.dispatch import (
     NAMES,
     PLAIN,
@@ -153,7 +153,7 @@ def computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None)
     if is_dynamo_compiling() and out is None and settings.may_lower and _is_static(tensors, options):
         facts = tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)
         if _is_lowered(op, facts, options):
-            return LOWERED[op](tensors, options)
+            return lowered(op, tensors, options)
     if needs_dispatch(*tensors, out):
         values = joined(op, tensors, options)
         return call_operator(op, values, out, lambda: request_of(op, *values).checked(out))

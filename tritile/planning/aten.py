@@ -2,7 +2,7 @@
 
 A small network of rectified linear units, fitted to torch's times at the sizes of a class's sweep, predicts
 the logarithm of measured time over a floor. Its inputs are how well common tile shapes fit the problem, and
-its sizes and alignments: which kernel cuBLAS picks is not known, but it picks one whose tiles fit.
+its sizes and alignments: which kernel cuBLAS picks is unknown, but it picks one whose tiles fit.
 """
 
 import functools

@@ -18,7 +18,7 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal, legal_configs, worthwhile
 from tritile.planning.formula import FORMULAS
 
-_SHAPES = 4  # tile shapes wanted, at the least, among configs to try first
+_SHAPES = 4  # the least number of tile shapes among configs to try first
 
 
 def predict_us(config: Config, problem: Tiled, device: Device) -> float:
@@ -78,7 +78,7 @@ def shape_of(config: Config) -> tuple[int, ...]:
 def _varied(configs: list[Config], count: int) -> list[Config]:
     """Return `count` of the configs in rounds: at most two of a tile shape a round, in their order.
 
-    Estimates tell tile shapes apart better than warps and stages, and hardly tell GROUP_M. So configs that
+    Estimates rank tile shapes better than warps and stages, and can hardly rank GROUP_M. So configs that
     differ in GROUP_M alone come in different rounds.
     """
     rounds: dict[int, list[Config]] = {}

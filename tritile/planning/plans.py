@@ -180,14 +180,13 @@ def _chosen(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Pl
     """
     if mode == "off":
         return by_model(problem, device, "mode is off")
-    also = [TORCH] if allows_torch else []
-    known = trials(problem, device, *also)  # the store is opened once for both
-    plan = _first(_pinned(problem, device, mode), _fastest(known, problem, device))
+    found = trials(problem, device, *([TORCH] if allows_torch else []))  # the store is opened once for both
+    plan = _first(_pinned(problem, device, mode), _fastest(found, problem, device))
     if plan is None and mode != "tune":
         plan = _unmeasured(problem, device, mode, allows_torch)
     if plan is None or not allows_torch:
         return plan
-    return _or_aten(plan, mode, [trial for trial in known if trial.config == aten.CONFIG])
+    return _or_aten(plan, mode, [trial for trial in found if trial.config == aten.CONFIG])
 
 
 def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Plan:

@@ -1,4 +1,4 @@
-"""Set how Triton compiles tritile's kernels, and listen to compiles."""
+"""Set how Triton compiles tritile's kernels, log compiles, and refuse them in mode "strict"."""
 
 import contextlib
 import logging
@@ -21,7 +21,7 @@ from tritile.errors import NotCompiledError
 OPTIONS: Final = {"enable_fp_fusion": True}
 
 _MISSING: Final = object()
-_knobs_lock: Final = threading.RLock()  # held to replace a knob of Triton, and not while anything compiles
+_knobs_lock: Final = threading.RLock()  # taken to replace a knob of Triton, and not while anything compiles
 at_fork(_knobs_lock)
 
 _problem_and_config: ContextVar[tuple[str, str]] = ContextVar("tritile_compiling", default=("", ""))
@@ -86,70 +86,15 @@ def _config_text(source: Any, metadata: dict[str, Any]) -> str:
 
 
 class _ThreadState(threading.local):
-    """What a thread does with its compiles."""
+    """The error that a thread's compiles raise, if they are refused."""
 
-    heard: tuple[list[float], ...] = ()  # lists to which the seconds of each compile are added
     refusal: NotCompiledError | None = None
 
 
 _thread = _ThreadState()
 
 
-class _Replaced:
-    """Replace a knob of Triton, for all threads, while any of them is inside `in_place`.
-
-    `make` returns the replacement. It takes the knob's value, and a test of whether a replacement is still in
-    use: a user's listener may go on calling an old one.
-    """
-
-    def __init__(self, knobs: Any, name: str, make: Callable[[Any, Callable[[Any], bool]], Any]) -> None:
-        self._knobs, self._name, self._make = knobs, name, make
-        self._users = 0
-        self._before: Any = _MISSING
-        self._replacement: Any = None
-
-    def _is_current(self, replacement: Any) -> bool:
-        return replacement is self._replacement
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        with _knobs_lock:
-            set_to = vars(self._knobs).get(self._name, _MISSING)
-            if (
-                self._replacement is None or set_to is not self._replacement
-            ):  # or a user has set another since
-                self._before = set_to
-                self._replacement = self._make(getattr(self._knobs, self._name), self._is_current)
-                setattr(self._knobs, self._name, self._replacement)
-            self._users += 1
-        try:
-            yield
-        finally:
-            with _knobs_lock:
-                self._users -= 1
-                if not self._users:
-                    if vars(self._knobs).get(self._name) is self._replacement:  # else a user has set it since
-                        if self._before is _MISSING:
-                            delattr(self._knobs, self._name)
-                        else:
-                            setattr(self._knobs, self._name, self._before)
-                    self._before, self._replacement = _MISSING, None
-
-
-def _hearing(before: Any, is_current: Callable[[Any], bool]) -> Callable[..., None]:
-    def listener(*args: Any, **compiled: Any) -> None:
-        if not compiled["cache_hit"] and is_current(listener):
-            for seconds in _thread.heard:
-                seconds.append(compiled["times"].total / 1e6)
-        if before is not None:
-            before(*args, **compiled)
-
-    return listener
-
-
-def _refusing(before: Any, is_current: Callable[[Any], bool]) -> type:
-    manager: Any = before or FileCacheManager
-
+def _refusing(manager: Any) -> type:
     class Refusing(manager):  # type: ignore[misc]
         """Raises the thread's refusal for a kernel that the cache does not have."""
 
@@ -169,25 +114,39 @@ def _refusing(before: Any, is_current: Callable[[Any], bool]) -> type:
     return Refusing
 
 
-_listener: Final = _Replaced(knobs.compilation, "listener", _hearing)
-_cache: Final = _Replaced(knobs.cache, "manager_class", _refusing)
+class _RefusingCache:
+    """Replace Triton's cache manager, for all threads, while any of them refuses to compile."""
 
+    def __init__(self) -> None:
+        self._users = 0
+        self._before: Any = _MISSING  # the knob, unless it was at its default
+        self._manager: Any = None
 
-@contextlib.contextmanager
-def compiles_heard() -> Iterator[list[float]]:
-    """Yield a list to which the seconds of each compile of this thread inside the `with` are added.
-
-    A kernel found in Triton's cache, in memory or on disk, is not a compile. A listener that is already set
-    still hears everything, and is restored afterwards.
-    """
-    seconds: list[float] = []
-    before = _thread.heard
-    with _listener.in_place():
-        _thread.heard = (*before, seconds)
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        with _knobs_lock:
+            current = vars(knobs.cache).get("manager_class", _MISSING)
+            if self._manager is None or current is not self._manager:  # or a user has set another since
+                self._before = current
+                self._manager = knobs.cache.manager_class = _refusing(
+                    knobs.cache.manager_class or FileCacheManager
+                )
+            self._users += 1
         try:
-            yield seconds
+            yield
         finally:
-            _thread.heard = before
+            with _knobs_lock:
+                self._users -= 1
+                if not self._users:  # a user may have set another manager since
+                    if vars(knobs.cache).get("manager_class") is self._manager:
+                        if self._before is _MISSING:
+                            del knobs.cache.manager_class
+                        else:
+                            knobs.cache.manager_class = self._before
+                    self._before, self._manager = _MISSING, None
+
+
+_cache: Final = _RefusingCache()
 
 
 @contextlib.contextmanager

@@ -39,14 +39,14 @@ class Counters:
     that the launch before has recorded.
 
     A captured launch may be replayed on any stream, and gets counters of its own. Nothing says when a graph
-    is gone, so these are never given out again. When none are left, or none were made before the capture, it
+    is gone, so these are never used again. When none are left, or none were made before the capture, it
     zeroes fresh ones at each replay.
     """
 
     def __init__(self, device: int) -> None:
         self._device, self._lock = torch.device("cuda", device), threading.Lock()
         self._reserves: list[torch.Tensor] = []  # for captures; graphs hold addresses in all of them
-        self._left: torch.Tensor | None = None  # the part of the last one that was not given out
+        self._left: torch.Tensor | None = None  # the part of the last one that is still free
         self._eager: Memo[tuple[int, int], _OfStream] = Memo(_STREAMS)
 
     def _zeros(self, count: int) -> torch.Tensor:

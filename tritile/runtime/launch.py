@@ -146,7 +146,7 @@ class Launch:
                 return self.at(pointers)
         stream = current_raw_stream(device)
         if self._offsets:
-            # Once this returns the memory may be given away, but to later work on this stream.
+            # Once this returns the memory may be reused, but only by later work on this stream.
             memory = torch.empty(self._bytes, dtype=torch.uint8, device=torch.device("cuda", device))
             start = memory.data_ptr()
             pointers = [*pointers, *(start + offset for offset in self._offsets)]

@@ -170,7 +170,7 @@ _sizes: "weakref.WeakKeyDictionary[Any, list[int]]" = weakref.WeakKeyDictionary(
 
 
 def _parameters(library: ctypes.CDLL, kernel: Any, function: int) -> list[int]:
-    """Return the bytes of each parameter of a kernel, which the driver is asked once.
+    """Return the bytes of each parameter of a kernel, as the driver says.
 
     Raises ValueError if the driver does not say.
     """

@@ -124,7 +124,7 @@ def accumulator_words(config: Config, problem: Product, device: Device) -> int:
 def loads_per_thread(config: Config, problem: Product, device: Device) -> float:
     """Return load instructions of each thread in a K iteration, as wide as alignment and edges allow.
 
-    A row of odd length ends amid a word, however it is aligned: a mask then tells elements apart.
+    A row of odd length ends in the middle of a word, however it is aligned: masks are then by element.
     """
     m, n, k = config["BLOCK_M"], config["BLOCK_N"] * problem.rights, config["BLOCK_K"]
     size = problem.itemsize
@@ -136,7 +136,7 @@ def loads_per_thread(config: Config, problem: Product, device: Device) -> float:
     return float(loads / (config.num_warps * device.warp_size))
 
 
-def held(device: Device, threads: int, registers: float, shared: int, most: int) -> int:
+def programs_per_sm(device: Device, threads: int, registers: float, shared: int, most: int) -> int:
     """Return how many programs, of `most`, an SM holds at once: by shared memory, registers and threads."""
     by_shared = (device.shared_memory + 1024) // (shared + 1024)
     return int(max(1, min(by_shared, 65536 // (threads * registers), 2048 // threads, most)))

@@ -57,6 +57,11 @@ def sides(problem: MatmulProblem) -> Sides:
     return sides_of(problem, is_transposed(problem))
 
 
+def periodic_tiles(config: Config, seen: Sides) -> int:
+    """Return the tiles of a matrix: columns that begin at different places in a word have different ones."""
+    return int(-(-seen.columns // (config["BLOCK_N"] * seen.period)) * seen.period)
+
+
 def fault(
     config: Config, problem: MatmulProblem, device: Device, seen: Sides, along: str,
     most: int = MOST_ROWS, dtypes: Sequence[str] = DTYPES, least: int = 1,

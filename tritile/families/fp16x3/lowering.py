@@ -99,7 +99,7 @@ def error_bound(k: int) -> float:
 class _Parts(NamedTuple):
     """Hold how one operand is split: arguments of the kernels, their programs, and the result.
 
-    `simple`: few addresses are held. `words`: of peaks and counts.
+    `simple`: few addresses are kept in registers. `words`: of peaks and counts.
     """
 
     args: dict[str, Any]

@@ -16,7 +16,6 @@ from tritile.core.problem import GroupedProblem
 from tritile.errors import TuningError
 from tritile.families.common import grids, products
 from tritile.families.common.descriptors import (
-    DescriptorView,
     descriptor_view,
     readable,
     storable,
@@ -34,7 +33,7 @@ grouped_matmul_descriptor: Final = Kernel("tritile.families.grouped.kernel_tma",
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "PERSISTENT", "SUBTILES")
 FAR: Final = 2**30  # rows of a descriptor that is cut at a group's end, as in its kernel
 _LEAST_LANES: Final = 32
-_STEP: Final = 2**34  # elements: 2**30 such strides lead once around the address space, of any element
+_STEP: Final = 2**34  # elements: 2**30 such strides go once around the address space, of any element
 
 
 def _tile_configs() -> Iterator[Config]:
@@ -135,10 +134,6 @@ def tile_work(call: GroupedCall, config: Config, processors: int, early: bool) -
     return Work((step_of(grouped_matmul_tile, grid, values, grids.options(config)),))
 
 
-def _seen(view: View, groups: int) -> DescriptorView:
-    return descriptor_view(view, (groups if view.batch_strides else 1,), (_group_stride(view),))
-
-
 def _cut(whole: Descriptor) -> Descriptor:
     """Return the descriptor of one matrix, which a kernel may end at any row: see `store_rows`."""
     (_, _, columns), step = whole.shape, whole.strides[1]
@@ -151,7 +146,10 @@ def descriptor_work(call: GroupedCall, config: Config, processors: int, early: b
 
     Raises TuningError if no descriptor can see an operand.
     """
-    a, b, out = (_seen(view, call.groups) for view in (call.a, call.b, call.out))
+    a, b, out = (
+        descriptor_view(view, (call.groups if view.batch_strides else 1,), (_group_stride(view),))
+        for view in (call.a, call.b, call.out)
+    )
     if (reason := unreachable(call.problem)) is not None:
         raise TuningError(reason)
     for seen, view in ((a, call.a), (b, call.b)):

@@ -39,7 +39,7 @@ def shared_bytes(config: Config, problem: Product, device: Device) -> int:
     """Return shared memory that the compiled kernel will ask for, at the least, in bytes.
 
     A pipelined load of a tile keeps a buffer for each stage in flight: num_stages on tensor cores
-    that read shared memory while it is held (wgmma, tcgen05), one less elsewhere.
+    that read operands from shared memory (wgmma, tcgen05), one less elsewhere.
     """
     in_flight = config.num_stages - (not products.warpgroup_mma(config, problem, device))
     k_bytes = config["BLOCK_K"] * problem.itemsize
@@ -92,7 +92,7 @@ def is_dominated(config: Config, problem: Product, device: Device) -> bool:
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     registers = min(255, products.accumulator_words(config, problem, device) + 56)
     threads, shared = config.num_warps * device.warp_size, shared_bytes(config, problem, device)
-    return products.held(device, threads, registers, shared, 16)
+    return products.programs_per_sm(device, threads, registers, shared, 16)
 
 
 def cost(config: Config, problem: MatmulProblem, device: Device) -> Program:

@@ -148,13 +148,13 @@ def _at_once(config: Config, problem: MatmulProblem) -> int:
     return max(1, min(8 // config.num_warps, _SM_SHARED // (shared_bytes(config, problem) + 1024)))
 
 
-def held(device: Device, shared: int, warps: int) -> int:
+def tma_programs_per_sm(device: Device, shared: int, warps: int) -> int:
     """Return how many programs whose tiles TMA brings an SM holds at once, by shared memory and warps."""
     return max(1, min((device.shared_memory + 1024) // (shared + 1024), 16 // warps, 4))
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    return held(device, shared_bytes(config, problem), config.num_warps)
+    return tma_programs_per_sm(device, shared_bytes(config, problem), config.num_warps)
 
 
 def cost(config: Config, problem: MatmulProblem, device: Device) -> Program:

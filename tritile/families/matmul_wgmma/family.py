@@ -24,7 +24,7 @@ from tritile.families.common.descriptors import (
 )
 from tritile.families.common.rates import multiply_clocks, slowdown
 from tritile.families.family import Family
-from tritile.families.matmul_tma.family import held, stage_bytes
+from tritile.families.matmul_tma.family import stage_bytes, tma_programs_per_sm
 from tritile.families.numerics import Numerics, of_product
 from tritile.runtime.work import COUNTERS, Buffer, Descriptor, Kernel, Work, Workspace, step_of
 
@@ -37,7 +37,7 @@ SPLIT_TAIL: Final = "SPLIT_TAIL"  # tiles of the last wave are made in parts of 
 PAIR: Final = "PAIR"  # the two CTAs of a cluster make tiles one below the other, and share those of b
 _OPTIONS: Final = (SPLIT_TAIL, PAIR)
 _PAIRS_WITH: Final = (3, 7)  # the version of Triton with which pairs have run on a GPU; 3.6 has no multicast
-_BESIDE: Final = 1024  # bytes of shared memory for a pair's barriers, beside Triton's
+_PAIR_BARRIERS: Final = 1024  # bytes of shared memory for a pair's barriers, in addition to Triton's
 REGISTERS: Final = {1: 232, 2: 232, 3: 160}  # registers of a consumer's thread, by the number of consumers
 _ROWS: Final = (64, 128)  # of a tile, for one consumer
 _COLUMNS: Final = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)
@@ -94,12 +94,12 @@ def clustered(config: Config) -> Config:
 
 def _option_fault(config: Config) -> str | None:
     """Say what is wrong with a config's options, whatever the problem, None if nothing is."""
-    given = {name: value for name, value in config.kwargs if name in _OPTIONS}
-    if len(given) > 1:
-        return f"{' and '.join(given)} do not go together"
-    if SPLIT_TAIL in given and (given[SPLIT_TAIL] is not True or not config["PERSISTENT"]):
-        return f"{SPLIT_TAIL} must be True if given, and PERSISTENT with it"
-    if config.num_ctas != (2 if given.get(PAIR) is True else 1) or given.get(PAIR, True) is not True:
+    options = {name: value for name, value in config.kwargs if name in _OPTIONS}
+    if len(options) > 1:
+        return f"{' and '.join(options)} do not go together"
+    if SPLIT_TAIL in options and (options[SPLIT_TAIL] is not True or not config["PERSISTENT"]):
+        return f"{SPLIT_TAIL} must be True if it is there, and PERSISTENT with it"
+    if config.num_ctas != (2 if options.get(PAIR) is True else 1) or options.get(PAIR, True) is not True:
         return f"num_ctas must be 2 with {PAIR} = True, else 1"
     return None
 
@@ -136,8 +136,9 @@ def _configs() -> Iterator[Config]:
                 yield Config.of(4, stages, NAME, **kwargs, PERSISTENT=persistent, SUBTILES=subtiles)
 
 
-def _with_options() -> Iterator[Config]:
-    """Yield configs that split tiles or are of pairs, with deep pipelines."""
+def _all_configs() -> Iterator[Config]:
+    """Yield all plain configs, then those with deep pipelines that split tiles or are of pairs."""
+    yield from _configs()
     for plain in _configs():
         m, n, persistent = plain["BLOCK_M"], plain["BLOCK_N"], plain["PERSISTENT"]
         deep = plain.num_stages == 8 or (m + n) * (plain.num_stages + 2) > 1536
@@ -145,17 +146,9 @@ def _with_options() -> Iterator[Config]:
         if plain["BLOCK_K"] != 64 or plain["GROUP_M"] > 8 or not (deep and whole):
             continue
         if persistent and m * n >= 128 * 64:
-            yield _given(plain, **{SPLIT_TAIL: True})
+            yield replace(plain, kwargs=tuple(sorted((*plain.kwargs, (SPLIT_TAIL, True)))))
         if m * n >= 96 * 128:
-            yield replace(_given(plain, **{PAIR: True}), num_ctas=2)
-
-
-def _all_configs() -> Iterator[Config]:
-    return itertools.chain(_configs(), _with_options())
-
-
-def _given(config: Config, **more: Any) -> Config:
-    return replace(config, kwargs=tuple(sorted((dict(config.kwargs) | more).items())))
+            yield replace(plain, kwargs=tuple(sorted((*plain.kwargs, (PAIR, True)))), num_ctas=2)
 
 
 def _main_columns(config: Config) -> int:
@@ -167,8 +160,8 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
     main = _main_columns(config)
     stored = config["BLOCK_M"] * (main // config["SUBTILES"] + config["BLOCK_N"] - main)
     staged = stage_bytes(config, problem) * config.num_stages
-    beside = _BESIDE if config.num_ctas == 2 else 0
-    return int(staged + stored * ITEMSIZE[problem.out_dtype] + _BARRIERS + beside)
+    barriers = _BARRIERS + (_PAIR_BARRIERS if config.num_ctas == 2 else 0)
+    return int(staged + stored * ITEMSIZE[problem.out_dtype] + barriers)
 
 
 def _config_fault(config: Config) -> str | None:
@@ -243,7 +236,7 @@ def is_dominated(config: Config, problem: MatmulProblem, device: Device) -> bool
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    return held(device, shared_bytes(config, problem), 4 * config["CONSUMERS"] + 4)
+    return tma_programs_per_sm(device, shared_bytes(config, problem), 4 * config["CONSUMERS"] + 4)
 
 
 def cost(config: Config, problem: MatmulProblem, device: Device) -> Program:

@@ -14,8 +14,8 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.families.common.grids import POLLS, options
-from tritile.families.common.products import config_fault, held, resource_fault, warpgroup_mma
-from tritile.families.common.skinny import Sides, arguments, fault, sides_of
+from tritile.families.common.products import config_fault, programs_per_sm, resource_fault, warpgroup_mma
+from tritile.families.common.skinny import Sides, arguments, fault, periodic_tiles, sides_of
 from tritile.families.common.work import epilogue_arguments
 from tritile.families.family import Family
 from tritile.families.numerics import Numerics
@@ -73,13 +73,8 @@ def shared_bytes(config: Config, problem: MatmulProblem, device: Device) -> int:
     return int(tile * max(1, config.num_stages - (not warpgroup_mma(config, problem, device))))
 
 
-def _tiles(config: Config, problem: MatmulProblem) -> int:
-    seen = _sides(problem)
-    return int(-(-seen.columns // (config["BLOCK_N"] * seen.period)) * seen.period)
-
-
 def tile_counts(config: Config, problem: MatmulProblem) -> tuple[int, int]:
-    count = _tiles(config, problem)
+    count = periodic_tiles(config, _sides(problem))
     return (count, 1) if _is_transposed(problem) else (1, count)
 
 
@@ -101,7 +96,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
         return reason
     if config["BLOCK_N"] < 16 or config["BLOCK_K"] < 16:
         return "a tile of tensor cores has 16 columns at least, and 16 of K"
-    split, programs = config["SPLIT_K"], _tiles(config, problem) * config["SPLIT_K"]
+    split, programs = config["SPLIT_K"], periodic_tiles(config, seen) * config["SPLIT_K"]
     if split > max(1, -(-problem.k // config["BLOCK_K"]) // 2):
         return f"SPLIT_K = {split} leaves programs with less than two blocks of K"
     if split > 1 and programs > device.processors * resident(config, problem, device):
@@ -122,12 +117,12 @@ def contends(problem: MatmulProblem) -> bool:
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     threads = 32 * config.num_warps
     registers = min(255, 80 + config["BLOCK_M"] * config["BLOCK_N"] // threads)
-    return held(device, threads, registers, shared_bytes(config, problem, device), 32)
+    return programs_per_sm(device, threads, registers, shared_bytes(config, problem, device), 32)
 
 
 def cost(config: Config, problem: MatmulProblem, device: Device) -> float:
     seen, split = _sides(problem), config["SPLIT_K"]
-    programs = _tiles(config, problem) * split
+    programs = periodic_tiles(config, seen) * split
     busiest = -(-programs // device.processors)  # programs of the busiest SM
     together = min(busiest, resident(config, problem, device))
     iterations = -(-problem.k // config["BLOCK_K"] // split)
@@ -159,7 +154,8 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    seen, tiles, split = _sides(call.problem), _tiles(config, call.problem), config["SPLIT_K"]
+    seen, split = _sides(call.problem), config["SPLIT_K"]
+    tiles = periodic_tiles(config, seen)
     call = call.transposed if _is_transposed(call.problem) else call
     values = arguments(call, config, early)
     m, n, row = values["M"], values["N"], -(-values["K"] // _ROW) * _ROW

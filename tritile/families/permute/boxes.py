@@ -27,7 +27,7 @@ permute_box: Final = Kernel("tritile.families.permute.box", "permute_box")
 BOX: Final = "box"
 PARAMETERS: Final = ("BLOCK", "READ", "RUN")
 _MOST: Final = 16384  # elements of a box: twice its bits are fewer than 32
-_HELD: Final = 64  # elements of a box that a thread takes
+_MOST_PER_THREAD: Final = 64  # elements of a box
 WORD: Final = 4  # bytes of a bank of shared memory
 _BANKS: Final = 32  # of shared memory, a word each
 _FILLED: Final = 15 / 16  # of BLOCK: the rest is for what keeps a warp's elements in different banks
@@ -258,10 +258,10 @@ def _box(problem: PermuteProblem, block: int, run: int, width: int) -> Box:
     read = max(1, width // problem.itemsize)
     sides, have = [1] * len(shape), 1
     for i in by_out:
-        wanted = max(run // have, _SLANT if 1 < have < run else 1)
-        if out[i] != have or (wanted == 1 and have > 1):
+        least = max(run // have, _SLANT if 1 < have < run else 1)
+        if out[i] != have or (least == 1 and have > 1):
             break
-        sides[i] = shape[i] if shape[i] <= 2 * wanted else _part(shape[i], wanted)
+        sides[i] = shape[i] if shape[i] <= 2 * least else _part(shape[i], least)
         have *= sides[i]
         if sides[i] < shape[i]:
             break
@@ -320,7 +320,7 @@ def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | No
     if (reason := config_fault(config, PARAMETERS, _MOST)) is not None:
         return reason
     block, threads = config["BLOCK"], device.warp_size * config.num_warps
-    if not threads <= block <= _HELD * threads:
+    if not threads <= block <= _MOST_PER_THREAD * threads:
         return f"{block} elements are too few or too many for {config.num_warps} warps"
     box = box_of(config, problem)
     if box.pieces.skewed and box.pieces.size < box.pieces.lanes:

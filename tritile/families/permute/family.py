@@ -16,7 +16,7 @@ from tritile.core.device import Device
 from tritile.core.permutation import PermuteProblem
 from tritile.families.common import grids
 from tritile.families.common.cost import overlapped
-from tritile.families.common.products import config_fault, held, is_disordered, resource_fault
+from tritile.families.common.products import config_fault, is_disordered, programs_per_sm, resource_fault
 from tritile.families.family import Family
 from tritile.families.numerics import Numerics
 from tritile.runtime.work import Buffer, Kernel, Step, Work, step_of
@@ -117,7 +117,7 @@ def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
     threads = config.num_warps * device.warp_size
     registers = 16 + 2 * held_words(config, problem, device)  # as compiled: a word and its address
     shared = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize if problem.is_transposing else 0
-    return held(device, threads, registers, shared, 32)
+    return programs_per_sm(device, threads, registers, shared, 32)
 
 
 class Parts(NamedTuple):
@@ -176,7 +176,7 @@ def digits(sizes: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
     """Return (size, magic, shift) of each dimension but the last, to divide by multiplying; never empty.
 
     For index from 0 to 2^31 - 1, index // size is the upper half of the 64 bits of index * magic, shifted
-    right by shift. The magic number, of 32 bits, is given as a signed one.
+    right by shift. The magic number, of 32 bits, is a signed one.
     """
     found = []
     for size in sizes[:-1]:

@@ -17,7 +17,14 @@ from tritile.errors import TuningError
 from tritile.families.common.cost import Facts, Program
 from tritile.families.common.descriptors import BARRIER
 from tritile.families.common.grids import WIDE_FROM, options, polls, unit
-from tritile.families.common.products import LINE, MAX_WORDS, SECTOR, config_fault, held, resource_fault
+from tritile.families.common.products import (
+    LINE,
+    MAX_WORDS,
+    SECTOR,
+    config_fault,
+    programs_per_sm,
+    resource_fault,
+)
 from tritile.families.common.rates import rate
 from tritile.families.common.work import extra
 from tritile.families.family import Family
@@ -36,7 +43,7 @@ WEIGHT: Final = "weight"  # the buffer of an unpacked weight
 _SCALED_WEIGHTS: Final = "weights"  # weights are scaled, and rounded
 _LARGE: Final = 128 * 128  # elements of a tile: one program sums more of them a part at a time
 _FEW_ROWS: Final = 64  # of x: up to so many there are fewer sums to scale than weights
-_REGISTERS: Final = 192  # of accumulator and unpacked weight, and addresses are held as well
+_REGISTERS: Final = 192  # of accumulator and unpacked weight; addresses need registers as well
 # For the formula: instructions of a thread for each number, half as many more for bytes to bfloat16; the same
 # where sums are scaled instead of weights; columns of an instruction below which tensor cores wait for the
 # weight's registers.
@@ -91,7 +98,7 @@ def scales_sums(config: Config, group_size: int) -> bool:
     return config["BLOCK_K"] <= group_size and config["BLOCK_M"] <= _FEW_ROWS
 
 
-def _held_in_shared(config: Config, device: Device) -> bool:
+def _reads_shared_x(config: Config, device: Device) -> bool:
     """True if tensor cores read x from shared memory, which holds a stage meanwhile."""
     return device.has_tma and config["BLOCK_N"] >= 64 and config.num_warps >= 4
 
@@ -101,7 +108,7 @@ def shared_bytes(config: Config, problem: QuantizedProblem, device: Device) -> i
     x = config["BLOCK_M"] * config["BLOCK_K"] * problem.itemsize if problem.x_align >= 4 else 0
     words = config["BLOCK_N"] * config["BLOCK_K"] * problem.bits // 8
     scales = 2 * config["BLOCK_N"] * scales_at_once(config, problem) * (1 + problem.zero_points)
-    kept = stages if _held_in_shared(config, device) else stages - 1
+    kept = stages if _reads_shared_x(config, device) else stages - 1
     barriers = BARRIER * stages if config.family == DESCRIPTOR else 0
     return int(x * kept + (words + scales) * (stages - 1)) + barriers
 
@@ -161,7 +168,7 @@ def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
     # As compiled by Triton 3.6.
     registers = min(255, sum(_words(config, problem, device)) + (32 if config.family == NAME else 46))
     threads = config.num_warps * device.warp_size
-    return held(device, threads, registers, shared_bytes(config, problem, device), 16)
+    return programs_per_sm(device, threads, registers, shared_bytes(config, problem, device), 16)
 
 
 def facts_of(problem: QuantizedProblem, device: Device) -> Facts:
@@ -193,7 +200,7 @@ def cost(config: Config, problem: QuantizedProblem, device: Device) -> Program:
 def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numerics:
     instruction = matrix(config)
     if device.nvidia:
-        instruction = "warpgroup" if _held_in_shared(config, device) else "warp"
+        instruction = "warpgroup" if _reads_shared_x(config, device) else "warp"
     if scales_sums(config, problem.group_size):
         return Numerics(instruction, config["SPLIT_K"], config["BLOCK_K"], scaled="sums")
     return Numerics(instruction, config["SPLIT_K"], scaled=_SCALED_WEIGHTS)

@@ -14,7 +14,7 @@ from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.families.common import skinny
 from tritile.families.common.grids import grid, options
-from tritile.families.common.products import config_fault, held, resource_fault
+from tritile.families.common.products import config_fault, programs_per_sm, resource_fault
 from tritile.families.family import Family
 from tritile.families.numerics import Numerics
 from tritile.runtime.work import Kernel, Work, step_of
@@ -69,12 +69,6 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
     return int(tile * (config.num_stages - 1))
 
 
-def _tiles(config: Config, problem: MatmulProblem) -> int:
-    """Return the tiles of a matrix."""
-    seen = skinny.sides(problem)
-    return int(-(-seen.columns // (config["BLOCK_N"] * seen.period)) * seen.period)
-
-
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
     reason = config_fault(config, PARAMETERS, 2048) or skinny.fault(
         config, problem, device, skinny.sides(problem), "k"
@@ -88,7 +82,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
         return f"a thread sums more than {_MOST_SUMS} products"
     if config["BLOCK_K"] < 2 * word * word:
         return f"BLOCK_K = {config['BLOCK_K']} is below {2 * word * word}"
-    programs = problem.batch * _tiles(config, problem)
+    programs = problem.batch * skinny.periodic_tiles(config, skinny.sides(problem))
     return resource_fault(device, shared_bytes(config, problem), programs=programs)
 
 
@@ -101,11 +95,14 @@ def is_dominated(config: Config, problem: MatmulProblem, device: Device) -> bool
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     sums = config["BLOCK_M"] * _words(config, problem) * (2 if problem.dtype == "float32" else 1)
-    return held(device, 32 * config.num_warps, min(255, 64 + sums), shared_bytes(config, problem), 32)
+    return programs_per_sm(
+        device, 32 * config.num_warps, min(255, 64 + sums), shared_bytes(config, problem), 32
+    )
 
 
 def cost(config: Config, problem: MatmulProblem, device: Device) -> float:
-    seen, programs = skinny.sides(problem), problem.batch * _tiles(config, problem)
+    seen = skinny.sides(problem)
+    programs = problem.batch * skinny.periodic_tiles(config, seen)
     busiest = -(-programs // device.processors)  # programs of the busiest SM
     slots = resident(config, problem, device)
     iterations = -(-problem.k // config["BLOCK_K"])
@@ -130,7 +127,8 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    seen, tiles = skinny.sides(call.problem), _tiles(config, call.problem)
+    seen = skinny.sides(call.problem)
+    tiles = skinny.periodic_tiles(config, seen)
     call = call.transposed if skinny.is_transposed(call.problem) else call
     values = skinny.arguments(call, config, early)
     values["X_WORDS"] &= seen.whole

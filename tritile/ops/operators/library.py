@@ -6,7 +6,7 @@ An operator consists of its schema and
 - a fake kernel, which checks the arguments of fake tensors and returns a result of the right shape;
 - rules for autograd, vmap and autocast, where it has them.
 
-Where a result may be written to a given tensor, an overload `.out` takes it and returns nothing.
+If a result may be written to a tensor of the caller, an overload `.out` takes it and returns nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,8 +62,8 @@ def define(
 
     Args:
         name: the operator's name, of `tritile.ops.dispatch.SCHEMAS`.
-        record: makes the result, of all arguments in the order of the schema, where a gradient is wanted, or
-            an argument carries a tangent.
+        record: makes the result, of all arguments in the order of the schema, if a gradient is needed or an
+            argument carries a tangent.
         rule: handles a batch of torch.vmap's. It takes in_dims, then all arguments in the order of the
             schema, and returns the result and its batch dimension.
         operands: what torch.autocast casts, and what has no gradient in fp8.
@@ -140,7 +140,7 @@ def _filler_of(op: OpOverload) -> Callable[[tuple[Any, ...], dict[str, Any]], tu
 
 
 def _is_tracked(values: Sequence[Any]) -> bool:
-    """True if a gradient of any of these values is wanted, or one of them carries a tangent."""
+    """True if a gradient of any of these values is needed, or one of them carries a tangent."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return True
@@ -150,7 +150,7 @@ def _is_tracked(values: Sequence[Any]) -> bool:
 
 
 def _differentiate(op: OpOverload, record: Kernel) -> None:
-    """Register how a result is made where a gradient is wanted. Other calls go on below autograd."""
+    """Register how a result is made if a gradient is needed. Other calls go on below autograd."""
     filled = _filler_of(op)
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
