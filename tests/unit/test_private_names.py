@@ -140,7 +140,7 @@ def test_what_adapters_bind_is_there():
             bound.found(path)
 
 
-@pytest.mark.parametrize("every", [7, later(1)])
+@pytest.mark.parametrize("every", [14, later(1)])
 def test_works_without_any_one_name(every, tmp_path):
     """Import, `matmul` and a kernel under the decorator; whatever needs the name says so."""
     script, folder = without_names.__file__, {"TRITILE_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
