@@ -126,11 +126,6 @@ def test_boxes_run_short_sides():
     assert plans.plan_for(problem((8192, 8192), (1, 0), 4), H200, "cached").config.family == "tile"
 
 
-def test_portfolio_of_boxes_alone():
-    assert plans.plan_for(THIN, H200, "cached") == plans.by_portfolio(THIN, H200)
-    assert len(plans.likely(THIN, H200, 8)) == 8
-
-
 def test_boxes_by_formula_without_portfolio(monkeypatch):
     thin = problem((3, 9999999), (1, 0), 1)  # of no other test, as plans are kept
     found, *rest = gpu_tables.portfolio("permute_1", H200)

@@ -279,17 +279,6 @@ def test_kernel_may_change_reference_inputs():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "wanted"),
-    [
-        ((5, 512), (4, 511)), ((64, 64), (63, 62)), ((1,), (1,)), ((1, 1), (1, 2)), ((2, 2, 64), (1, 3, 63)),
-        ((3, 3), (2, 4)), ((8, 8, 8), (7, 6, 5)),
-    ],
-)  # fmt: skip
-def test_following_sizes_are_adjacent(sizes, wanted):
-    assert checking._neighbours(sizes) == wanted
-
-
-@pytest.mark.parametrize(
     ("fault", "outcome"), [("reads and drops", "wrong"), ("destroys", "wrong"), ("", "right")]
 )
 def test_large_guards_show_maximum_faults(fault, outcome, guards_alone):
@@ -338,19 +327,6 @@ def test_equal_sizes_followed_by_different():
     assert found.calls == ("turned m=64 of make(64, 64)", "turned m=63 of make(63, 62)")
     assert found.compared == ("out",)
     assert [each.outcome for each in found.configs] == ["wrong"]
-
-
-def test_bf16_interpreter_hint():
-    kernel = raised_by([True], restore_value=["x"])
-    (found,) = tritile.check(kernel, torch.zeros(40, dtype=torch.bfloat16), 40, grid=(3,)).configs
-    assert found.outcome == "right" or "interpreter may lack arithmetic of bf16" in found.reason  # 3.9 has it
-
-
-def test_wrong_answer_first_element():
-    found = tritile.check(decorated(reference=lambda n: {"out": torch.zeros(n)}), *arguments(33), grid=(1,))
-    assert len(found.wrong) == 2
-    assert "out[0] is 1056, and 0 is right" in found.wrong[0].reason
-    assert "restore_value" not in found.wrong[0].reason
 
 
 @pytest.mark.parametrize(

@@ -129,29 +129,6 @@ def test_table_groups_alike_layers():
     assert "0 of 0" in repr(convert(nn.Identity(), rows=8, device=H200))
 
 
-def test_table_ends_with_decision():
-    x, model = torch.empty(4, 64, dtype=torch.bfloat16), nn.Sequential(nn.Dropout(), large(64, 64))
-    fresh, served = convert(model, rows=8, device=H200), convert(model.eval(), rows=8, device=H200)
-    because, how = "because model.training is True", "call model.eval() first to decide for inference"
-    assert repr(fresh).splitlines()[-1] == f"decided for training, {because}: {how}"
-    assert served.note.startswith(
-        "decided for inference, because model.training is False: call model.train()"
-    )
-    model[1].train()
-    found = convert(model, rows=8, device=H200).note
-    assert found.startswith("decided for training, because layers are in training mode: call model.eval()")
-    model = nn.Sequential(nn.Linear(64, 64, dtype=torch.bfloat16))
-    found = convert(model, forward=lambda: model(x), device=H200).note
-    assert found.startswith("decided for training, because forward recorded gradients: call the model under")
-    with torch.no_grad():
-        found = convert(model, forward=lambda: model(x), device=H200).note
-    assert found.startswith("decided for inference, because forward recorded no gradients: call the model")
-    found = convert(model.requires_grad_(False), rows=8, device=H200).note
-    assert found.startswith("decided for inference, because no parameter requires a gradient")
-    for undecided in (convert(model, always=True), convert(nn.Identity(), rows=8, device=H200)):
-        assert undecided.note == ""
-
-
 def test_table_names_numbered_layers():
     model = nn.Sequential(large(64, 65), nn.ReLU(), *(large(65, 64) for _ in range(5)))
     found = convert(nn.ModuleList([*model, nn.ModuleDict({"up": large(64, 66)})]).eval(), always=True)

@@ -336,29 +336,11 @@ def test_a_plan_is_logged_once(uncompiled, caplog):
     assert len(caplog.records) == 1
 
 
-def test_transpose_names_input_sizes(uncompiled):
-    found = tritile.explain("transpose", torch.empty(511, 513, device="meta"), device=H200)
-    assert repr(found).startswith("511x513 to 513x511 from (1,0) 4-byte on NVIDIA H200: ")
-
-
-def test_short_times_have_two_digits(uncompiled):
-    found = {12.34: "12.3 us", 0.1: "0.1 us", 0.065: "0.065 us", 0.00008: "0.000080 us", 0: "0.0 us"}
-    assert {us: explaining.us_text(us) for us in found} == found
-    text = repr(tritile.explain(MatmulProblem(1, 8, 8, 8, "bfloat16", "bfloat16"), device=H200))
-    assert " 0.0 us" not in text
-    assert "1 program on 132 SMs" in text
-
-
-def test_bytes_are_written_as_people_do():
-    given = {0: "0 B", 999: "999 B", 1000: "1 KB", 134_217_728: "134 MB", 2.2e12: "2.2 TB", 5e17: "500 PB"}
-    assert {count: traffic.bytes_text(count) for count in given} == given
-
-
 @pytest.mark.parametrize("target", ["h200", later("h100")])
 def test_predicted_time_is_fastest(target):
     """The plan's time, and no other config is predicted to be faster."""
     gpu, seen = target_device(target), 0
-    for case in unseen.draw("explained", 6, 3):
+    for case in unseen.draw("explained", 4, 2):
         with tritile.mode(backends="triton"):
             plan = tritile.plan(case.problem, device=gpu)
         if plan.source != "predicted" or plan.why.startswith("by the formula of"):
@@ -367,7 +349,7 @@ def test_predicted_time_is_fastest(target):
         found = tritile.explain(case.problem, device=gpu)
         assert found.predicted_us == plan.us
         assert all(each.predicted_us >= plan.us for each in found.alternatives), case.problem.label
-    assert seen >= 4
+    assert seen >= 3
 
 
 def test_other_gpu_times_do_not_count(uncompiled):

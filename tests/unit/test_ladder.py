@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from dataclasses import replace
 
 import pytest
@@ -10,10 +9,9 @@ import torch
 
 import ladder
 import tritile
-from ladder import Reading, error_of, matrices
+from ladder import error_of, matrices
 from ladder_rungs import LADDERS, Rung
 from tests import commands
-from tritile.core import device as devices
 from tritile.core.device import target_device
 from tritile.core.settings import current_mode, mode
 from tritile.errors import TuningError
@@ -46,29 +44,6 @@ def test_missing_rung_says_so():
     reading = ladder.described(rung, 512, large, target_device("gfx942"))
     assert "shared memory" in reading.note
     assert reading.registers is None
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_times_rates_failures_shown(monkeypatch, fails):
-    """Each rung is twice as fast as the one before; of all 9 the last is torch's."""
-
-    def timed(rungs, n, device, done):
-        readings = [Reading(rung.op, rung.name, rung.idea, rung.dtype, rung.is_baseline) for rung in rungs]
-        if fails:
-            return [replace(each, failed=True, note="no memory") for each in readings]
-        return [replace(each, us=1e5 / 2**i, spread=0.01) for i, each in enumerate(readings)]
-
-    monkeypatch.setattr(devices, "current_gpu", lambda: H200)
-    monkeypatch.setattr(ladder, "timed", timed)
-    shown = run(8192, "--op", "matmul")
-    lines = shown.output.splitlines()
-    assert shown.exit_code == fails, shown.output
-    if fails:
-        assert "no memory" in " ".join(shown.output.split())
-        return
-    naive, tiles = (next(s for s in lines if s.startswith(f"{name} ")) for name in ("naive", "shared tiles"))
-    assert re.split("  +", naive)[2:6] == ["100", f"{2 * 8192**3 / 1e5 / 1e6:.4g}", "1", "0.4%"]
-    assert re.split("  +", tiles)[4:6] == ["2", "0.8%"]
 
 
 @pytest.mark.parametrize("op", LADDERS)

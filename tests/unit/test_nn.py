@@ -12,7 +12,6 @@ from tests.layers import assert_packed, converted, layer_of
 from tests.reference import Sides, assert_fused, values
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.nn import QuantizedLinear
-from tritile.nn.exchanged import assign as exchange
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 PACKED = {
@@ -42,22 +41,6 @@ def test_linear_is_torchs(bias, activation):
     x = values((2, 3, 9), FP32)
     sides = Sides(bias=ours.bias, activation=activation)
     assert_fused(ours(x).view(6, 5), x.view(6, 9), ours.weight.t(), sides)
-
-
-def test_layers_print_as_they_are_written():
-    class Own(tritile.nn.Linear):
-        pass
-
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(3, 3, bias=False))
-    tritile.nn.convert(model, always=True)
-    assert repr(model[1]) == "tritile.nn.Linear(in_features=3, out_features=3, bias=False)"
-    exchange(model[0], True)
-    assert repr(model[0]) == "tritile.nn.Linear(in_features=4, out_features=4, bias=True)"
-    assert repr(Own(2, 2)).startswith("Own(in_features=2")
-    packed = tritile.nn.QuantizedLinear(128, 8, device="meta")
-    assert repr(packed).startswith(
-        "tritile.nn.QuantizedLinear(in_features=128, out_features=8, bias=True, bits=4"
-    )
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("int4", BF16), ("int8", FP16)])

@@ -128,31 +128,6 @@ def test_no_circular_imports():
     assert left == set()
 
 
-FAMILY = "families/permute/family.py"
-
-
-@pytest.mark.parametrize(
-    ("where", "source", "is_fault"),
-    [
-        (FAMILY, "from tritile.planning.model import pick", True),
-        (FAMILY, "from ... import planning", True),
-        (FAMILY, "def late():\n    from ...planning.model import pick", True),
-        (FAMILY, "import importlib\nimportlib.import_module('tritile.planning')", True),
-        (FAMILY, "pick = Kernel('tritile.planning.model', 'pick')", True),
-        ("ops/new.py", "from tritile.tune.now import tuned_now", True),
-        ("tune/new.py", "from tritile.ops.request import prepared", True),
-        ("core/source.py", "from tritile.errors import TritileError", True),
-        ("errors.py", "import tritile", True),
-        ("core/source.py", "from tritile.core.triton_private import Heuristics", False),
-        (FAMILY, "from ..common.tiles import multiple\nimport triton.language as tl", False),
-        ("ops/request.py", "from tritile.tune.now import tuned_now", False),
-        ("cli/tune.py", "import tritile", False),
-    ],
-)
-def test_the_rule(where, source, is_fault):
-    assert bool(faults(PACKAGE / where, source)) == is_fault
-
-
 def test_architecture_shows_rooms():
     page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
     rows = [

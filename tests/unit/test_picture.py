@@ -11,7 +11,6 @@ from tests.tilings import H200, mover, product, tile, warped
 from tritile.core.config import Config
 from tritile.core.permutation import PermuteProblem
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.tune.suites import parse_shape
 
 POSED = {
     "bands": (product("1000x500x300"), tile()),
@@ -33,21 +32,6 @@ def test_every_tile_is_made_once(posed):
     tiling = tiling_of(*posed, H200)
     wanted = itertools.product(range(tiling.problem.batch), range(tiling.rows), range(tiling.columns))
     assert sorted(map(tiling.place, range(tiling.tiles))) == list(wanted)
-
-
-@pytest.mark.parametrize("name", ["bands", "batch", "persistent"])
-def test_blocks_add_up_to_requests(name):
-    problem, config = POSED[name]
-    tiling = tiling_of(problem, config, H200)
-    loaded = stored = 0
-    for index in range(tiling.tiles):
-        steps = [blocks_of(tiling, index, step) for step in range(tiling.steps)]
-        loaded += sum(a.rows * a.columns + b.rows * b.columns for a, b, _ in steps)
-        assert len({c for _, _, c in steps}) == 1
-        stored += steps[0][2].rows * steps[0][2].columns
-    batch, m, n, k = problem.batch, problem.m, problem.n, problem.k
-    assert loaded == batch * k * (m * tiling.columns + n * tiling.rows)
-    assert stored == batch * m * n
 
 
 def test_ragged_corner_by_hand():
@@ -110,18 +94,6 @@ def test_blocks_lie_in_matrices():
     assert "Step 5 of 5" in text
 
 
-def test_shaded_tiles_are_those_made_before():
-    problem, config = product("1000x500x300"), tile()
-    tiling = tiling_of(problem, config, H200)
-    for index in range(0, tiling.tiles, 17):
-        text = picture(problem, config, H200, index, 1)
-        frame = max(shapes(text, "matrix"))
-        share = frame[2] * frame[3] / (1000 * 500)
-        covered = sum(width * height for _, _, width, height in shapes(text, "c made")) / share
-        before = [blocks_of(tiling, each, 0)[2] for each in range(index)]
-        assert covered == pytest.approx(sum(c.rows * c.columns for c in before), rel=0.01, abs=50)
-
-
 def test_pictures_of_all_kinds_are_whole(posed):
     text = picture(*posed, H200)
     root = ElementTree.fromstring(text)
@@ -130,19 +102,6 @@ def test_pictures_of_all_kinds_are_whole(posed):
         assert 0 <= x <= x + width <= 800
         assert 0 <= y <= y + height <= float(root.get("height"))
     assert len(text) < 200_000
-
-
-def test_longest_sides_without_lines():
-    text = picture(parse_shape("1000000000000x4096", "permute", "float64").problem, mover(), H200)
-    assert text.count("<rect") < 500
-
-
-def test_requests_are_counted():
-    product_text = picture(product("300x200x150"), tile(), H200, 0, 5)
-    assert "28.8 KB with tiles" in product_text  # 64 rows of A and 32 columns of B, of 150 elements
-    assert "1.23 MB element by element:" in product_text
-    assert "43 times as many" in product_text
-    assert "tile by tile" in picture(*POSED["transpose"], H200)
 
 
 def test_command_config_by_parameters(tmp_path):

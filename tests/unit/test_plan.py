@@ -72,10 +72,9 @@ def test_planned_by_operation_or_name(name):
     assert found.config.family in repr(found)
 
 
-@pytest.mark.parametrize("device", ["meta", "cpu"])
-@pytest.mark.parametrize(("m", "n", "k"), [(4096, 4096, 512), (2048, 2056, 511), (64, 64, 64)])
-def test_unnamed_precision_of_mode(m, n, k, device, cuda_matmul):
-    a, b = (torch.empty(*shape, device=device) for shape in ((m, k), (k, n)))
+@pytest.mark.parametrize(("m", "n", "k"), [(2048, 2056, 511), (64, 64, 64)])
+def test_unnamed_precision_of_mode(m, n, k, cuda_matmul):
+    a, b = (torch.empty(*shape, device="meta") for shape in ((m, k), (k, n)))
     for target, wanted in (("h200", "ieee"), ("h200", "fp16x3"), ("a100", "fp16x3")):
         with tritile.mode(fp32="torch" if wanted == "ieee" else wanted):
             found = tritile.plan("matmul", a, b, device=target)
@@ -87,16 +86,6 @@ def test_unnamed_precision_of_mode(m, n, k, device, cuda_matmul):
         cuda_matmul.fp32_precision = named
         assert tritile.plan("matmul", a, b, device="h200").problem.precision == named
         cuda_matmul.fp32_precision = "none"
-
-
-def test_nearly_an_operation_hint():
-    for name, meant in (("matmull", "matmul"), ("transposed", "transpose")):
-        with pytest.raises(
-            InvalidValueError, match=rf"what is '{name}' \(did you mean '{meant}'\?\): expected"
-        ):
-            tritile.plan(name, A, B, device=H200)
-    with pytest.raises(InvalidValueError, match="what is 'conv2d': expected"):
-        tritile.plan("conv2d", A, B, device=H200)
 
 
 def test_no_launch_no_plan():
@@ -199,20 +188,6 @@ def test_tensor_for_function_and_misspelling(who, kernel):
             with pytest.raises(InvalidValueError) as caught:
                 call(kernel, meta(8), meta(8), **{name: 300})
             assert str(caught.value) == f"_double has no argument {name!r} (did you mean {meaning!r}?)"
-
-
-def test_nearly_a_gpu_hint():
-    with pytest.raises(InvalidValueError, match=r"'nvidia-l40' \(did you mean 'nvidia-l40s'\?\)"):
-        tritile.plan("matmul", A, B, device="nvidia-l40")
-
-
-def test_torch_plan_names_kernel():
-    a = torch.empty(1024, 1024, device="meta", dtype=torch.bfloat16)
-    with tritile.mode(backends="triton,aten"):
-        plan = tritile.plan(tritile.matmul, a, a, device=H200)
-    assert plan.config.family == "aten"
-    assert "  config   torch's kernel (aten)\n" in repr(plan)
-    assert "num_warps=1" not in repr(plan)
 
 
 def test_missing_arguments_named(kernel):

@@ -187,18 +187,6 @@ def test_portfolio_from_json(made):
         portfolio_of("bf16_nt" if made is of_permutations else "permute_4", portfolio.to_dict())
 
 
-def test_correction_per_config():
-    """Its units are 1 here, whatever the inputs: a config's factor follows from its weights alone."""
-    (_, two), plain, made = LAYERS, members(), corrected().correction
-    first = tuple((1.0, *(0.0 for _ in row[1:])) for row in made.first)
-    second = tuple((1.0, *(0.0 for _ in row[1:])) for row in made.second)
-    halves = [math.log(place + 2.0) / 2 for place in range(len(plain.configs))]
-    weights = tuple((half, *[half / two] * two) for half in halves)
-    own = replace(plain, correction=replace(made, first=first, second=second, weights=weights))
-    times = zip(own.times(PRODUCT, H200), plain.times(PRODUCT, H200), strict=True)
-    assert [us / alone for us, alone in times] == pytest.approx([2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
-
-
 @pytest.mark.parametrize("missed", [0.0, 0.3])
 def test_corrections_earn_their_keep(missed, monkeypatch):
     monkeypatch.setattr(fit, "_BATCHES", 60)
@@ -384,14 +372,6 @@ def test_unmeasured_gpu_told_once(ship, monkeypatch):
     assert told(0, replace(PRODUCT, m=5))[1] == []
     ship(of_first(H200))
     assert told(1, PRODUCT, UNSERVED[2]) == ({"predicted", "model"}, [])  # some classes were measured
-
-
-def test_fewest_fastest_configs():
-    nan = math.nan
-    us = torch.tensor([[1.0, 2.0, 1.5, nan], [2.0, 1.0, 1.5, nan], [1.0, nan, 1.2, 9.0]], dtype=torch.float64)
-    assert sorted(fit.chosen(us, 2)) == [0, 1]
-    assert fit.chosen(us, 9)[0] == 0
-    assert sorted(fit.chosen(us, 9)) == [0, 1, 2, 3]
 
 
 def test_untimed_config_not_fast(monkeypatch):

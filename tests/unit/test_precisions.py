@@ -10,11 +10,9 @@ import torch
 
 import tritile
 from tritile.core.device import target_device
-from tritile.core.problem import PRECISIONS_OF, GroupedProblem, MatmulProblem
-from tritile.errors import InvalidValueError
+from tritile.core.problem import GroupedProblem, MatmulProblem
 from tritile.families import numerics
 from tritile.families.fp16x3.lowering import error_bound, suits_fp16x3
-from tritile.families.numerics import explained, meaning
 from tritile.nn.exchanged import PARTS_AHEAD
 from tritile.ops.request import request_of
 from tritile.planning import plans
@@ -91,27 +89,6 @@ def test_a_problem_says_the_same():
         assert numerics.with_default_precision(numerics.as_invariant(problem)).precision == "ieee"
         assert numerics.with_default_precision(replace(problem, precision="tf32")).precision == "tf32"
         assert numerics.with_default_precision(halves) is halves
-
-
-def test_precisions_have_meanings():
-    for dtype, names in PRECISIONS_OF.items():
-        assert len({meaning(name, dtype) for name in names}) == len(names)
-        assert explained(names, dtype).count(": ") == len(names)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x: tritile.matmul(x, x, precision="tf16"),
-        lambda x: tritile.gated_linear(x, x, x, precision="tf16"),
-        lambda x: tritile.grouped_matmul(x[None], x[None], precision="tf16"),
-    ],
-)
-def test_unknown_precision_lists_choices(call):
-    with pytest.raises(
-        InvalidValueError, match=r"'tf16'.*: expected one of ieee, .* \(ieee: plain fp32; .*tf32: one"
-    ):
-        call(torch.ones(16, 16))
 
 
 def test_error_words_are_bounds():

@@ -107,31 +107,6 @@ def test_only_adapters_name_private():
         assert not faults(path.read_text(), in_kernel), path
 
 
-@pytest.mark.parametrize(
-    ("source", "is_fault"),
-    [
-        ("import torch\nx = torch._C._cuda_getDevice()", True),
-        ("import torch as t\nx = t._neg_view", True),
-        ("from torch import _C", True),
-        ("from torch.autograd.function import _SingleLevelFunction", True),
-        ("import torch\nx = getattr(torch, '_neg_view')", True),
-        ("def f(op):\n    return op._schema", True),
-        ("import triton\nx = triton.runtime.Autotuner", True),
-        ("from triton.backends.nvidia import driver", True),
-        ("def f(kernel):\n    return kernel.n_regs", True),
-        ("import triton\nx = triton.knobs.runtime.interpret, triton.Config, triton.__version__", False),
-        ("import os, sys\nos._exit(0)\nsys._getframe(1)", False),
-        ("class Own:\n    _mine = 1\n    def of(self, other):\n        return other._mine", False),
-        (
-            "from tritile.core.torch_private import neg_view\nfrom tritile.core.triton_private import driver",
-            False,
-        ),
-    ],
-)
-def test_the_rule(source, is_fault):
-    assert bool(faults(source)) == is_fault
-
-
 def test_what_adapters_bind_is_there():
     """In this torch and Triton; what only builds for CUDA have, in those."""
     of_cuda = ("_cuda_", "_empty_strided_cuda")
@@ -140,7 +115,7 @@ def test_what_adapters_bind_is_there():
             bound.found(path)
 
 
-@pytest.mark.parametrize("every", [7, later(1)])
+@pytest.mark.parametrize("every", [14, later(1)])
 def test_works_without_any_one_name(every, tmp_path):
     """Import, `matmul` and a kernel under the decorator; whatever needs the name says so."""
     script, folder = without_names.__file__, {"TRITILE_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
@@ -176,17 +151,3 @@ def test_adapter_names_exist():
     ):
         for name in names:
             assert re.search(rf"\b{re.escape(name)}\b", source), name
-
-
-def test_driver_takes_adapters_arguments():
-    before, stand_in = vars(triton_private.driver)["_active"], object()
-    with triton_private.driven_by(stand_in):
-        assert triton_private.driver.active is stand_in
-    assert vars(triton_private.driver)["_active"] is before
-
-
-def test_forward_level_of_the_moment():
-    assert torch_private.forward_level() == -1
-    with torch.autograd.forward_ad.dual_level():
-        assert torch_private.forward_level() == 0
-    assert torch_private.forward_level() == -1

@@ -11,7 +11,6 @@ import torch
 import tritile
 from tritile.core.call import call_for
 from tritile.core.config import Config
-from tritile.core.device import target_device
 from tritile.core.epilogue import Epilogue
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import (
@@ -307,8 +306,3 @@ def test_shapes_that_nobody_means(text, op, words):
 )
 def test_config_prints_constructor(config):
     assert eval(repr(config)) == config
-
-
-def test_device_prints_briefly():
-    assert repr(target_device("h200")) == "Device('NVIDIA H200', sm_90, 132 SMs)"
-    assert repr(target_device("mi300x")) == "Device('AMD Instinct MI300X', gfx942, 304 compute units)"

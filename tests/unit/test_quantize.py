@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-import benchmark_results as results
 import tritile
 from tests.packed import KINDS
 from tests.reference import name, values
@@ -17,9 +16,6 @@ from tritile.core.problem import QuantizedProblem
 from tritile.core.quantized import by_row, packed, unpacked
 from tritile.errors import DeviceError, DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.families.space import illegal
-from tritile.lab.bench import BenchResult
-from tritile.planning import model
-from tritile.tune.suites import SHIPPED, find
 
 HALF = (torch.bfloat16, torch.float16)
 H200 = target_device("nvidia-h200")
@@ -197,20 +193,6 @@ def config(m=16, n=64, k=128, split=1, warps=4, stages=4):
 )
 def test_illegal_configs(config, changes, reason):
     assert reason in illegal(config, replace(PROBLEM, **changes), H200)
-
-
-def test_a_result_names_its_case(tmp_path):
-    case, env = find(["weights"], SHIPPED)[0], dict.fromkeys(results.ENV_FIELDS, "here")
-    chosen = model.pick(case.problem, H200)
-    assert illegal(chosen, case.problem, H200) is None
-    measured = BenchResult(case.problem, H200, 10.0, 25.0, 0.01, 1e-3, 1e-3, None, chosen, "model")
-    line = results.result(case, measured, env)
-    assert line["gbps"] == pytest.approx(case.problem.bytes / 1e4, rel=1e-5)
-    results.append(tmp_path / "weights.jsonl", [line])
-    (again,) = results.read(tmp_path / "weights.jsonl", pytest.fail)
-    assert results.case_of(again) == case
-    (row,) = results.summary([again])
-    assert (row.layout, row.worst_label, row.geomean) == ("int4/128", "1x4096x4096", 2.5)
 
 
 def test_product_with_weight_not_explained():

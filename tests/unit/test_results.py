@@ -26,7 +26,7 @@ from benchmark_results import (
 from tests.commands import run
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.errors import FileError, InvalidValueError
+from tritile.errors import InvalidValueError
 from tritile.lab.bench import BenchResult
 from tritile.lab.environment import environment
 from tritile.tune.suites import parse_shape
@@ -249,10 +249,3 @@ def test_words_from_files_are_escaped():
     text = report.page(report.rows_of(evil, "NVIDIA H200"), "<script>", "<b>")
     assert "<script>alert" not in text
     assert "<h1>tritile on &lt;script&gt;</h1>" in text
-
-
-def test_without_results_nothing_is_drawn():
-    with pytest.raises(FileError, match="no results"):
-        report.speedups([])
-    with pytest.raises(FileError, match="no results for this GPU"):
-        report.page([], "NVIDIA H200", "")

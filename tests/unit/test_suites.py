@@ -12,7 +12,6 @@ from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.settings import cache_dir, table_path
 from tritile.errors import InvalidValueError
-from tritile.lab import environment
 from tritile.lab.bench import BenchResult
 from tritile.planning import plans
 from tritile.planning.classes import MOVED as BYTES
@@ -215,15 +214,6 @@ def test_seed_given_or_of_files(tmp_path, monkeypatch):
     assert unseen.seed_of() != first
     monkeypatch.setenv("TRITILE_SEED", "set")
     assert unseen.seed_of() == "set"
-
-
-def test_seed_of_package_and_commit(monkeypatch):
-    root = Path(__file__).parents[2]
-    assert root / "tritile" == unseen._PACKAGE
-    monkeypatch.delenv("TRITILE_COMMIT", raising=False)
-    monkeypatch.setattr(Path, "exists", lambda path: path == root / ".git")
-    monkeypatch.setattr(environment, "output_of", lambda *command: command[2])
-    assert environment._version.__wrapped__() == str(root)
 
 
 def test_further_draws_own_seeds(monkeypatch):

@@ -375,6 +375,14 @@ def in_an_operator(kernel, call):
 
 
 WAYS = [by_dynamo, by_make_fx, in_an_operator]
+# Every use by every way under tritile's decorator, and by Dynamo under all three.
+TRACED_USES = [
+    (who, use, way)
+    for who in ("triton", "tritile", "adopted")
+    for use in USES
+    for way in WAYS
+    if who == "tritile" or way is by_dynamo or use == "plain"
+]
 
 
 @pytest.fixture
@@ -383,8 +391,7 @@ def on_gpu(gpu):
     return gpu
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(("autotune", "use", "way"), TRACED_USES, indirect=["autotune"])
 def test_uses_that_torch_traces(autotune, use, way, on_gpu):
     """Of Triton's kernels torch sees all configs; of tritile's the remembered one, here the last."""
     decorate, call, blocks = USES[use]
@@ -436,7 +443,14 @@ def inductor(monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(BEFORE_2_13, reason="a later torch's Inductor")
-@pytest.mark.parametrize("use", ["plain", "constant by name", "heuristics above", "pruned", "restored"])
+@pytest.mark.parametrize(
+    ("autotune", "use"),
+    [
+        *(("tritile", use) for use in ("constant by name", "pruned", "restored")),
+        *((who, use) for who in ("triton", "tritile", "adopted") for use in ("plain", "heuristics above")),
+    ],
+    indirect=["autotune"],
+)
 def test_inductors_code_launches(autotune, on_gpu, inductor, use):
     decorate, call, blocks = USES[use]
     compiled = torch.compile(calling(decorate(autotune), call), fullgraph=True, dynamic=False)
