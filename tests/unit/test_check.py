@@ -1,6 +1,7 @@
 """`tritile.check`: a config that lacks a mask is found, and what is right is told to be right."""
 
 import contextlib
+import json
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import triton
 import triton.language as tl
 
 import tritile
+from tests.commands import refused, run
 from tritile.core.device import HOST, target_device
 from tritile.errors import InvalidValueError, IsolationWarning, TuningError
 from tritile.lab import check as checking
@@ -403,7 +405,7 @@ def test_errors_of_make_named(make, wanted):
 
 
 def test_what_cannot_be_checked_is_refused():
-    for kernel, wanted in ((summed, "tritile.autotune decorates"), (decorated(reference=None), "reference=")):
+    for kernel, wanted in ((right, "is no kernel"), (decorated(reference=None), "reference=")):
         with pytest.raises(InvalidValueError, match=wanted):
             tritile.check(kernel, *arguments(8), grid=(1,))
     wanted = "summed: missing a required argument: 'out': expected x, out, n"
@@ -458,3 +460,62 @@ def test_unsendable_call_checked_here(monkeypatch):
     with pytest.warns(IsolationWarning, match="take too much"):
         found = tritile.check(kernel, *arguments(63), grid=(1,))
     assert [each.outcome for each in found.configs] == ["right", "right", "wrong"]
+
+
+@pytest.mark.parametrize("decorate", [None, triton.autotune, tritile.autotune])
+@pytest.mark.parametrize(("stores", "outcome"), [(True, "right"), (False, "wrong")])
+def test_reference_of_a_kernel_that_has_none(decorate, stores, outcome):
+    """Under an autotuner, and under triton.jit alone, with the options of its launch."""
+    values = {"BLOCK": 16, "LOADS": True, "STORES": stores, "STOPS": False}
+
+    def make(n):
+        named = dict(zip(("x", "out", "n"), arguments(n), strict=True)) | {"grid": (1,)}
+        return named if decorate else named | values | {"num_warps": 8}
+
+    kernel = decorate([config(16, STORES=stores)], key=["n"])(summed) if decorate else summed
+    found = tritile.check(kernel, 64, make=make, reference=right)
+    assert [(each.outcome, each.config.num_warps) for each in found.configs] == [
+        (outcome, 4 if decorate else 8)
+    ]
+    assert getattr(kernel, "reference", None) is None
+
+
+MODULE = """
+import torch, triton, triton.language as tl
+
+@triton.autotune([triton.Config({"BLOCK": b}) for b in (16, 64)], key=["n"])
+@triton.jit
+def doubled(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+def make(n):
+    x = torch.randn(n)
+    return {"x": x, "out": torch.empty_like(x), "n": n, "grid": lambda meta: (triton.cdiv(n, meta["BLOCK"]),)}
+
+def doubles(x):
+    return {"out": 2 * x}
+
+def copies(x):
+    return {"out": x}
+"""
+
+
+@pytest.mark.parametrize(("reference", "outcome"), [("doubles", "right"), ("copies", "wrong")])
+def test_command_ends_with_a_status(reference, outcome, tmp_path, monkeypatch):
+    (tmp_path / "module_to_check.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    words = ["check", "module_to_check:doubled", "100", "--make", "module_to_check:make", "--json"]
+    found = run(*words, "--reference", f"module_to_check:{reference}")
+    printed = json.loads(found.stdout)
+    assert found.exit_code == (outcome != "right")
+    assert printed["passed"] == (outcome == "right")
+    assert [each["outcome"] for each in printed["configs"]] == [outcome] * 2
+    assert printed["calls"] == ["doubled n=100 of make(100)", "doubled n=99 of make(99)"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "why"), [("nowhere", "expected module:name"), ("math:nothing", "KERNEL math:nothing: ")]
+)
+def test_command_names_what_is_no_kernel(kernel, why):
+    assert why in refused("check", kernel, "5", "--make", "math:sqrt")

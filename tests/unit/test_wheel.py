@@ -201,6 +201,7 @@ def test_readme_and_commands_from_wheel(installed, packages, tmp_path):
         ("merge", store, *H200): (0, "2 trials added"),
         ("show", *H200): (0, "BLOCK_N=32"),
         ("export", "--output", "b.json", *H200): (0, "1 entries"),
+        ("check", "json:dumps", "5", "--make", "math:sqrt"): (2, "is no kernel"),
         ("run", "--print-env"): (0, "tritile/tuner/startup"),
         ("clear", "--yes", *H200): (0, "on NVIDIA H200 deleted: 2 trials"),
     }

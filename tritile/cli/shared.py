@@ -7,6 +7,7 @@ completion import the modules, and wait for neither.
 import json
 import math
 import os
+import pkgutil
 import re
 import signal
 import sys
@@ -17,7 +18,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 from rich.console import Console
@@ -423,6 +424,27 @@ def gpu_here(advice: str = "nothing can be measured") -> "Device":
     if device is None:
         raise InvalidValueError(f"there is no GPU here: {advice}")
     return device
+
+
+def object_named(where: str, name: str) -> Any:
+    """Return what "module:name" names; modules of the current folder count. Raises InvalidValueError."""
+    module, colon, rest = name.partition(":")
+    if not (module and colon and rest):
+        raise InvalidValueError(f"{where} {name!r}: expected module:name, like train:step")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidValueError(f"{where} {name}: {error}") from error
+
+
+def function_named(where: str, name: str) -> Callable[..., Any]:
+    """Return the function that "module:name" names. Raises InvalidValueError if it is none."""
+    function = object_named(where, name)
+    if not callable(function):
+        raise InvalidValueError(f"{where} {name}: {type(function).__name__} is not a function")
+    return cast(Callable[..., Any], function)
 
 
 def check_output(path: Path | None, *suffixes: str, folder: bool = False, option: str = "--output") -> None:

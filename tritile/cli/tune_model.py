@@ -1,39 +1,20 @@
 """tritile tune --model: measure a step of a model."""
 
-import pkgutil
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from tritile.cli import shared
 from tritile.cli.shared import console, gpu_here, print_json, working
 from tritile.core.settings import mode
-from tritile.errors import InvalidValueError
 from tritile.nn import convert
 from tritile.nn.exchanged import assign, is_linear
 
 ROUNDS = 9  # of both sides, after the run that measures
-
-
-def step_of(name: str) -> Callable[[], Any]:
-    """Return the function that `module:function` names. Raises InvalidValueError if there is none."""
-    module, colon, function = name.partition(":")
-    if not (module and colon and function):
-        raise InvalidValueError(f"--model {name!r}: expected module:function, like train:step")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        step = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidValueError(f"--model {name}: {error}") from error
-    if not callable(step):
-        raise InvalidValueError(f"--model {name}: {type(step).__name__} is not a function")
-    return step
 
 
 def _seconds(step: Callable[[], Any]) -> float:
@@ -47,7 +28,7 @@ def _seconds(step: Callable[[], Any]) -> float:
 def tune_model(name: str, as_json: bool = False) -> None:
     """Measure the linear layers that a step calls, and time the step with those that win exchanged."""
     gpu_here()
-    step = step_of(name)
+    step = shared.function_named("--model", name)
     called: dict[torch.nn.Module, None] = {}
     with working("measuring"):
         handle = register_module_forward_pre_hook(lambda layer, args: called.setdefault(layer))

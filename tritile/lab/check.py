@@ -1,5 +1,6 @@
 """`tritile.check`: run every config of a kernel against a reference, or compile it for a GPU elsewhere."""
 
+import copy
 import inspect
 import re
 import subprocess
@@ -16,6 +17,7 @@ from triton import knobs
 from tritile.core.config import Config
 from tritile.core.device import HOST, Device
 from tritile.core.markup import Tabular
+from tritile.core.triton_private import InterpretedFunction, JITFunction
 from tritile.errors import (
     InvalidValueError,
     IsolationWarning,
@@ -27,8 +29,14 @@ from tritile.errors import (
 from tritile.ops.plan import gpu_of
 from tritile.runtime.ahead import Resources, resources
 from tritile.tuner.adoption import tuner_for
-from tritile.tuner.arguments import check_arguments, check_grid, check_keywords, identified
-from tritile.tuner.autotuner import Autotuner
+from tritile.tuner.arguments import (
+    check_arguments,
+    check_grid,
+    check_keywords,
+    check_reference,
+    identified,
+)
+from tritile.tuner.autotuner import Autotuner, autotune
 from tritile.tuner.decorated import KernelCall, checked_here, elsewhere, referred
 from tritile.tuner.measure.outputs import OUTSIDE, WRONG
 from tritile.tuner.measure.shipping import Shipment, StandIn, described, stood_in, unpack
@@ -38,6 +46,8 @@ Outcome = Literal["right", "wrong", "failed", "compiled"]
 Result = float | Resources | TuningError | None
 Results = Iterator[tuple[triton.Config, Result]]
 Arguments = Sequence[Any] | Mapping[str, Any]
+_OPTIONS: Final = ("grid", "make", "reference", "device")
+_LAUNCH: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 _MISCOMPUTED: Final = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 _ADVICE: Final = (
     "Triton's interpreter may lack arithmetic of bf16 and fp8: check in fp32 or fp16, or on a GPU"
@@ -277,10 +287,11 @@ def _neighbours(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check(
-    kernel: Autotuner,
+    kernel: Any,
     *args: Any,
     grid: Any = None,
     make: Callable[..., Arguments] | None = None,
+    reference: Callable[..., Mapping[str, torch.Tensor]] | None = None,
     device: Device | torch.device | str | None = None,
     **kwargs: Any,
 ) -> CheckResult:
@@ -304,12 +315,14 @@ def check(
     `grid` nor a reference is needed, and tensors may be in host memory or on the meta device.
 
     Args:
-        kernel: a kernel under `tritile.autotune`, or an adopted one, with a `reference`. If it has a list of
-            configs, those are checked that its pruning leaves for the call; if it has a `tritile.Space`, all.
+        kernel: a kernel under `tritile.autotune`, `triton.autotune` or `triton.jit` alone. If it has a list
+            of configs, those are checked that its pruning leaves for the call; if a `tritile.Space`, all; if
+            none, it is checked with the options of a launch, such as num_warps, that are among its arguments.
         grid: the grid of the launch, as `kernel[grid]` takes it. A function gets all arguments by name.
         make: called with sizes; returns the arguments of a call, in their order or by name, "grid" included
             if it depends on sizes. It is called with the sizes passed to `check` and with each one less, so
             that at least one is no multiple of a tile; equal sizes are made different.
+        reference: returns the right tensors, as `tritile.autotune` takes one. Default: the kernel's own.
         device: only compile, for this GPU, as `tritile.plan` takes it.
 
     Returns:
@@ -322,17 +335,21 @@ def check(
         TuningError: `device` is passed, and TRITON_INTERPRET is set.
         Exception: what the reference or `make` raises.
     """
-    kernel = tuner_for(kernel)
+    is_bare = isinstance(kernel, (JITFunction, InterpretedFunction))
+    kernel = autotune([triton.Config({})], key=[])(kernel) if is_bare else copy.copy(tuner_for(kernel))
     if not isinstance(kernel, Autotuner):
-        raise InvalidValueError(f"check: {kernel!r} is no kernel that tritile.autotune decorates")
+        raise InvalidValueError(f"check: {kernel!r} is no kernel: expected one of tritile or Triton")
+    if reference is not None:
+        check_reference(reference, kernel.fn, kernel.space or kernel.configs)
+        kernel.reference = reference
     target = None if device is None else gpu_of("check", device)
     if target is not None and (kernel.interpreted or knobs.runtime.interpret):
         raise TuningError("check: TRITON_INTERPRET is set, so nothing can be compiled: unset it")
     if target is None and kernel.reference is None:
-        raise InvalidValueError("check: there is no reference: tritile.autotune takes reference=")
+        raise InvalidValueError("check: there is no reference: pass reference=, or decorate with it")
     if make is not None and not callable(make):
         raise InvalidValueError(f"check: make is {make!r}: expected a function of sizes")
-    check_keywords(kernel.fn, kernel.space or kernel.configs, kwargs, ("grid", "make", "device"))
+    check_keywords(kernel.fn, kernel.space or kernel.configs, kwargs, _OPTIONS)
     calls: list[Arguments] = [args]
     made: dict[tuple[Any, ...], None] = {}
     if make is not None:
@@ -348,6 +365,9 @@ def check(
         by_name = dict(arguments) if isinstance(arguments, Mapping) else {}
         in_order = () if by_name else tuple(arguments)
         named = {"warmup": False, "grid": grid} | kwargs | by_name
+        if is_bare:
+            options = {name: named.pop(name) for name in _LAUNCH if name in named}
+            kernel.configs = [triton.Config({}, **options)]
         if target is None:
             if make is not None and named["grid"] is None:
                 hint = 'by name, with "grid" among them, or pass grid='

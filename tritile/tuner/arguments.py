@@ -156,16 +156,18 @@ def check_kernel(
             )
         check_names("triton.Config", [n for n in names if n not in _options()], arguments)
     if reference is not None:
-        computed = _computed(fn, configs)
-        _check_reference(reference, [name for name in arguments if name not in computed], kernel)
+        check_reference(reference, fn, configs)
     if bucket is not None and not (
         isinstance(bucket, Mapping) and all(name in key and callable(f) for name, f in bucket.items())
     ):
         raise InvalidValueError(f"bucket is {bucket!r}: expected functions by names of key, {list(key)}")
 
 
-def _check_reference(reference: Any, passed: Sequence[str], kernel: str) -> None:
+def check_reference(reference: Any, fn: Any, configs: Any) -> None:
     """Raise InvalidValueError if a reference takes an argument that no caller of the kernel passes."""
+    function, computed = layers_of(fn)[-1], _computed(fn, configs)
+    kernel = getattr(function, "__name__", repr(fn))
+    passed = [name for name in fn.arg_names if name not in computed]
     if not callable(reference):
         raise InvalidValueError(f"reference is {reference!r}: expected a function of arguments of {kernel}")
     try:

@@ -273,7 +273,8 @@ def _box(problem: PermuteProblem, block: int, run: int, width: int) -> Box:
 
     def room() -> float:
         """Return about how many times a box of these sides fits."""
-        extent, dense, apart = 1, True, slack
+        extent: float = 1
+        dense, apart = True, slack
         for i in by_x:
             rows = sides[i] + (pieces.more if i == pieces.inner[-1] else 0) if pieces.more else sides[i]
             if dense and x[i] == extent:
