@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import adopted_cases
-from adopted_cases import CASES, SOURCES, Case
+from adopted_cases import CASES, SOURCES, Case, normal
 
 SIDES: Final = ("triton", "first", "second")  # the latter two are adopted
 STALL_S: Final = 0.1
@@ -163,23 +163,28 @@ def compared(case: Case, choices: Mapping[str, Mapping[str, Mapping[str, Row]]])
 
 
 def day() -> Row:
-    """Serve requests of 200 lengths by three libraries; seconds of each."""
+    """Serve requests of 200 lengths: a norm of attorch's, q, k and v by xformers, a convolution of fla's."""
     import torch
+    from attorch.layer_norm_layer import LayerNormAutoGrad
+    from fla.modules.conv.triton.ops import causal_conv1d_fwd
+    from xformers.ops._triton.tiled_matmul_kernels import _launch_triton_matmul
 
     torch.manual_seed(0)
     dice, width = random.Random(0), 4096
     lengths = [round(math.exp(dice.uniform(math.log(16), math.log(8192)))) for _ in range(REQUESTS)]
+    weight, bias, taps = normal("cuda", width), normal("cuda", width), normal("cuda", width, 4)
+    weights = [normal("cuda", width, size) for size in (width, width // 4, width // 4)]
     seconds, until = list[float](), time.monotonic() + float(os.environ["DAY_LIMIT_S"])
     for length in lengths:
-        calls = [
-            adopted_cases.attorch_layer_norm("cuda", length, width)[0],
-            adopted_cases.xformers_tiled_matmul("cuda", length, width, width, width // 4, width // 4)[0],
-            adopted_cases.fla_causal_conv1d("cuda", 1, length, width, 4)[0],
-        ]
+        x = normal("cuda", length, width)
         torch.cuda.synchronize()
         start = time.perf_counter()
-        for call in calls:
-            call()
+        y = LayerNormAutoGrad.apply(x, weight, bias, 1e-5)
+        outs = [y.new_empty(length, each.shape[1]) for each in weights]
+        _launch_triton_matmul(
+            [[y]], [weights], [outs], [length], [each.shape[1] for each in weights], [width]
+        )
+        causal_conv1d_fwd(outs[0][None], taps, None, None, activation="silu")
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
         if time.monotonic() > until:

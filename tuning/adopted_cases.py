@@ -6,14 +6,13 @@ same number of tensors. The sources are no part of tritile: `adopted.py --fetch`
 whose `__init__` imports a whole library are taken without it.
 """
 
-import importlib.util
+import importlib
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 Tensors = tuple[Any, ...]
@@ -87,12 +86,13 @@ SOURCES: Final = {
     ),
     "triton": Source(
         "triton-lang/triton", "9282d7190452c5f173c7fe9f1052bdd6ed5b67a9",
-        ("python/tutorials/06-fused-attention.py", "python/tutorials/09-persistent-matmul.py"),
-        "python/tutorials",
+        ("python/tutorials/06-fused-attention.py",), "python/tutorials",
     ),
     "tritonbench": Source(
         "meta-pytorch/tritonbench", "db2155c807755c19f5d98c64917ec897f24061f3",
-        ("tritonbench/operators/grouped_gemm/kernels.py", "tritonbench/operators/int4_gemm/kernel.py"),
+        ("tritonbench/operators/gemm/triton_matmul.py",
+         "tritonbench/operators/gemm/triton_matmul_configs.py",
+         "tritonbench/operators/grouped_gemm/kernels.py", "tritonbench/operators/int4_gemm/kernel.py"),
     ),
 }  # fmt: skip
 
@@ -104,7 +104,9 @@ STUBS: Final = {
     "torchao/torchao/float8/config.py": "from torch import float8_e4m3fn as e4m3_dtype\n",
     "lmdeploy/lmdeploy/utils.py": "from logging import getLogger as get_logger\n",
     "vllm/vllm/_custom_ops.py": "",
-    "vllm/vllm/triton_utils/__init__.py": "import triton\nfrom triton import language as tl\nHAS_TRITON = 1\n",
+    "vllm/vllm/triton_utils/__init__.py": (
+        "import triton\nfrom triton import language as tl\n\nHAS_TRITON = True\n"
+    ),
     "vllm/vllm/v1/attention/backends/utils.py": "NULL_BLOCK_ID = 0\n",
 }
 
@@ -131,18 +133,6 @@ def fetch(folder: Path) -> None:
 def add_to_path(folder: Path) -> None:
     """Put the fetched sources ahead on the path of modules."""
     sys.path[:0] = [str((folder / name / source.root).resolve()) for name, source in SOURCES.items()]
-
-
-def tutorial(name: str) -> ModuleType:
-    """Import one of Triton's tutorials, whose file names are no names of modules."""
-    path = next(path for each in sys.path if (path := Path(each, name)).exists())
-    spec = importlib.util.spec_from_file_location(f"tutorial_{name[:2]}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def normal(device: str, *shape: int, dtype: str = "bfloat16", scale: float = 1.0) -> Any:
@@ -569,7 +559,7 @@ def tutorial_attention(device: str, *size: int) -> Built:
     """Causal attention of shape (batch, heads, length, width), of which the forward pass is tuned."""
     import torch
 
-    attention = tutorial("06-fused-attention.py").attention
+    attention = importlib.import_module("06-fused-attention").attention
     q, k, v = (normal(device, *size, dtype="float16") for _ in range(3))
 
     def reference() -> Tensors:
@@ -579,12 +569,11 @@ def tutorial_attention(device: str, *size: int) -> Built:
     return lambda: (attention(q, k, v, True, 0.5, False),), reference
 
 
-def tutorial_matmul(device: str, name: str, m: int, n: int, k: int) -> Built:
-    function = getattr(tutorial("09-persistent-matmul.py"), name)
-    a, b = normal(device, m, k, dtype="float16"), normal(device, n, k, dtype="float16", scale=k**-0.5)
-    if name in ("matmul", "matmul_persistent"):
-        return lambda: (function(a, b.T),), lambda: (a.float() @ b.float().T,)
-    return lambda: (function(a, b, False),), lambda: (a.float() @ b.float().T,)
+def tritonbench_matmul(device: str, m: int, n: int, k: int) -> Built:
+    from tritonbench.operators.gemm.triton_matmul import matmul
+
+    a, b = normal(device, m, k, dtype="float16"), normal(device, k, n, dtype="float16", scale=k**-0.5)
+    return lambda: (matmul(a, b),), lambda: (a.float() @ b.float(),)
 
 
 def tritonbench_grouped_gemm(device: str, n: int, k: int, *rows: int) -> Built:
@@ -636,15 +625,15 @@ class Case:
 
 # Those that take Triton longest are first, and far apart, so that parts of the list take alike.
 CASES: Final = (
+    Case(fla_gla, (1, 2048, 8, 128), steps=4),
     Case(unsloth_moe, (32, 8192, 2048, 1536)),
     Case(mamba_chunk_scan, (256, 2, 4096, 24, 64, 128)),
     Case(fla_gated_delta_rule, (1, 4096, 8, 128), steps=4),
     Case(fla_kda, (1, 4096, 8, 128), steps=4),
-    Case(fla_gla, (1, 2048, 8, 128), steps=4),
     Case(xformers_tiled_matmul, (2048, 4096, 4096, 1024, 1024)),
     Case(torchao_int8_mm, (4096, 4096, 4096), "float32"),
     Case(liger_mlp, (4096, 2048, 5632)),
-    Case(tutorial_matmul, ("matmul_persistent", 4096, 4096, 4096), "float16"),
+    Case(tritonbench_matmul, (4096, 4096, 4096), "float16"),
     Case(tutorial_attention, (4, 32, 2048, 128), "float16"),
     Case(gemlite, ("GEMM", 128, 4096, 4096), "float16"),
     Case(torchao_jagged_scales, (8, 8192, 4096), "float8_e4m3fn", 1),
