@@ -13,6 +13,7 @@ import triton.language as tl
 import tritile
 from tritile.errors import UntunedWarning
 from tritile.tuner import adopted as adopted_module
+from tritile.tuner.measure import workers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("forgotten")]
 ROOT = Path(tritile.__file__).parents[1]
@@ -132,6 +133,10 @@ def test_programs_benchmark_and_bad_config(library):
 def test_full_gpu_measures_nothing(library, monkeypatch):
     monkeypatch.setattr(adopted_module, "_taken", set())
     library.call(100)  # by Triton, which loads what it needs
+    for shared in workers._runners.values():  # of earlier tests, whose processes have memory
+        if shared.runner is not None:
+            shared.runner.close()
+    workers._runners.clear()
     torch.cuda.empty_cache()
     filler = torch.empty(torch.cuda.mem_get_info()[0] - (64 << 20), dtype=torch.uint8, device="cuda")
     with tritile.adopt() as adopted:

@@ -459,10 +459,12 @@ def elsewhere(call: KernelCall) -> Iterator[tuple[PoolRunner, TunableKernel]]:
     """
     tensors = (tensor for value in call.named.values() for tensor in tensors_of(value) if tensor.is_cuda)
     gpu = next((tensor.get_device() for tensor in tensors), torch.cuda.current_device())
-    with tempfile.TemporaryDirectory(prefix="tritile-") as folder:
+    with (  # the runner starts, in seconds, while the memory is packed
+        shared_runner(gpu) as runner,
+        tempfile.TemporaryDirectory(prefix="tritile-") as folder,
+    ):
         shipment = shipping.pack(call, Path(folder), torch.cuda.mem_get_info(gpu)[0] // 3)
-        with shared_runner(gpu) as runner:
-            yield runner, TunableKernel(call.problem, call.device, call.source, shipment)
+        yield runner, TunableKernel(call.problem, call.device, call.source, shipment)
 
 
 def tune_in_workers(
