@@ -67,7 +67,7 @@ def test_configs_timed_on_every_copy(monkeypatch):
                 errors.append(comparison.error_of(subject(), call))
 
     monkeypatch.setattr(comparison, "Graph", Graph)
-    monkeypatch.setattr(comparison, "copies_wanted", lambda count, l2_bytes: count // (2 * 4 * 50 * 4) + 1)
+    monkeypatch.setattr(comparison, "copies_for", lambda count, l2_bytes: count // (2 * 4 * 50 * 4) + 1)
     monkeypatch.setattr(comparison, "interleaved", lambda *_, **__: [[4.0, 4.0, 5.0], [2.0, 2.0, 2.0]])
     configs = {"triton": Config.of(ROWS=1, BLOCK=64), "tritile": Config.of(ROWS=2, BLOCK=128)}
     found = comparison.timed(subject(), authors.softmax_inputs(**GIVEN), configs, 1000)

@@ -93,7 +93,7 @@ def tune(
     from tritile.cli import calibrating, tune_model, tuning
     from tritile.core import device as devices
     from tritile.planning import gpu_tables, table
-    from tritile.tuner.measure.engine import Rules, whole
+    from tritile.tuner.measure.engine import Rules, exhaustive_rules
     from tritile.tuner.measure.workers import processes_for
 
     rank, size, on_host, of_host = tuning.ranks()
@@ -112,7 +112,7 @@ def tune(
             classes = shared.portfolios(table.read(path)) if path.exists() else {}
             shared.print_json({"gpu": device.name, "table": path, "classes": classes})
         return
-    rules = whole(Rules(problem_s=math.inf)) if exhaustive else Rules()
+    rules = exhaustive_rules(Rules(problem_s=math.inf)) if exhaustive else Rules()
     cases = shared.cases_of(shapes, suite, op, dtype, layout, only)
     if target is not None:
         there, here = shared.device_of(target), devices.current_gpu()

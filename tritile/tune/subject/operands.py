@@ -13,7 +13,7 @@ from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import ITEMSIZE, GroupedProblem, MatmulProblem, Tiled, ends_of
 from tritile.core.quantized import meaning
 from tritile.tuner.measure import outputs, shipping
-from tritile.tuner.measure.timing import Run, copies_wanted
+from tritile.tuner.measure.timing import Run, copies_for
 
 _CHECKED_ROWS: Final = 256  # the most rows of a product that a check looks at
 _LARGEST: Final = 768  # rows or columns of a ragged sibling: several tiles, and little work
@@ -40,7 +40,7 @@ def _filled(problem: Tiled, make: Callable[[str, int], torch.Tensor]) -> Call:
 
 def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[Call]:
     """Return calls on random operands of their own; by default these fill the L2 cache three times over."""
-    count = copies_wanted(problem.bytes, device.l2_bytes) if count is None else count
+    count = copies_for(problem.bytes, device.l2_bytes) if count is None else count
     pools: list[torch.Tensor] = []  # of each operand: (copies, elements)
 
     def pooled(dtype: str, elements: int) -> torch.Tensor:

@@ -25,7 +25,7 @@ from tritile.tune.subject.operands import copies_of, guarded, ragged, run_of
 from tritile.tuner.measure.benchmark import Harness, Resources
 from tritile.tuner.measure.engine import TuningTask
 from tritile.tuner.measure.outputs import OUTSIDE
-from tritile.tuner.measure.timing import Eager, Run, copies_wanted, graph_of
+from tritile.tuner.measure.timing import Eager, Run, copies_for, graph_of
 from tritile.tuner.search import Listed, from_parameters, parameters
 from tritile.tuner.store.trial import best_of
 
@@ -126,7 +126,7 @@ class TunableProblem:
 
     @property
     def copies(self) -> int:
-        return copies_wanted(self.problem.bytes, self.device.l2_bytes)
+        return copies_for(self.problem.bytes, self.device.l2_bytes)
 
     def harness(self, copies: int) -> Harness:
         return _Harness(self.problem, self.device, copies)
