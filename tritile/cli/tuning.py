@@ -19,7 +19,7 @@ from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.planning import aten, gpu_tables, plans
 from tritile.tune import now
 from tritile.tune.subject.problem import is_tuned
-from tritile.tuner.measure.engine import Rules, Tuned, logged
+from tritile.tuner.measure.engine import Rules, Tuned
 from tritile.tuner.measure.workers import PoolRunner
 from tritile.tuner.store.trial import TORCH, Trial
 from tritile.tuner.store.trials import store_of
@@ -90,10 +90,10 @@ def tune_here(
     others = f"{len(todo)} of {counted(len(problems), 'problem')} to tune, the others are remembered"
     console.print(f"{device.name}: {others}")
     index, store, started = devices.current_index(), store_of(device), time.monotonic()
-    remember, done, failures = logged(store.add), list[Tuned](), Counter[str]()
+    done, failures = list[Tuned](), Counter[str]()
 
     def on_trial(digest: str, trial: Trial) -> None:
-        remember(digest, trial)
+        store.add(digest, trial)
         if trial.failure:
             reason = re.sub(r"\d+", "..", trial.failure.partition(":")[0])  # bytes, registers
             failures[textwrap.shorten(reason, 60, placeholder=" ...")] += 1

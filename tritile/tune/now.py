@@ -14,7 +14,7 @@ from tritile.planning.portfolio import RACED
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.problem import TunableProblem, task_of
 from tritile.tuner.measure import engine
-from tritile.tuner.measure.engine import OnTrial, Rules, Tuned, logged, now
+from tritile.tuner.measure.engine import OnTrial, Rules, Tuned, log_trial, now
 from tritile.tuner.measure.workers import PoolRunner, shared_runner
 from tritile.tuner.store.trial import TORCH, Trial, best_of
 from tritile.tuner.store.trials import store_of
@@ -58,7 +58,7 @@ def searched_now(
     """
     rules = rules or Rules(problem_s=settings.tune_budget_s(Rules.problem_s))
     with shared_runner(gpu) as runner:
-        (tuned,) = tune([problem], device, runner, logged(store_of(device).add), rules, force, among=among)
+        (tuned,) = tune([problem], device, runner, store_of(device).add, rules, force, among=among)
     if tuned.best is None:
         raise TuningError(f"{problem.label}: {tuned.failure}") from tuned.cause
     return tuned.best.config
@@ -82,4 +82,6 @@ def time_torch(problem: Tiled, device: Device, gpu: int) -> None:
             failure = str(error)
         finally:
             runner.end(tunable)
-    logged(store_of(device).add)(TORCH, Trial(problem, aten.CONFIG, us, failure=failure, measured_utc=now()))
+    trial = Trial(problem, aten.CONFIG, us, failure=failure, measured_utc=now())
+    store_of(device).add(TORCH, trial)
+    log_trial(trial)

@@ -40,11 +40,11 @@ from tritile.errors import (
     brief,
     callers_level,
 )
-from tritile.runtime.ahead import check_fits, compiling_for
+from tritile.runtime.ahead import Resources, check_fits, compiling_for
 from tritile.tuner.arguments import layers_of, tensors_of
 from tritile.tuner.measure import shipping
-from tritile.tuner.measure.benchmark import Harness, Resources, ScreenResult, Tunable
-from tritile.tuner.measure.engine import OnTrial, Rules, TuningTask, exhaustive_rules, has_more, logged, tune
+from tritile.tuner.measure.benchmark import Harness, ScreenResult, Tunable
+from tritile.tuner.measure.engine import OnTrial, Rules, TuningTask, exhaustive_rules, has_more, tune
 from tritile.tuner.measure.outputs import (
     OUTSIDE,
     WRONG,
@@ -217,7 +217,7 @@ def _check_launch(
     poisoned = _poison_outputs(call, expected)
     call.reset(config)
     inputs = [(name, tensor, tensor.clone()) for name, tensor in _inputs(call, call.config(config), expected)]
-    if memory is not None and call.device == HOST:
+    if memory is not None and _shows_accesses(call):
         _launch_watched(memory, call, config)
     else:
         call.launch(config)
@@ -276,6 +276,10 @@ def _inputs(
         for tensor in tensors_of(value)
         if not any(overlap(tensor, out) for out in outs)
     ]
+
+
+def _shows_accesses(call: KernelCall) -> bool:
+    return call.device == HOST  # in the interpreter
 
 
 def _launch_watched(memory: GuardedMemory, call: KernelCall, config: Config | triton.Config) -> None:
@@ -346,7 +350,7 @@ def _check_guarded(
     while memory is not None:
         if not memory.is_intact():
             raise TuningError(f"wrote {OUTSIDE}")
-        if call.device == HOST or not patterns:
+        if _shows_accesses(call) or not patterns:
             break
         del call, memory  # before the next copies are made
         call, memory = make_call(patterns.pop())
@@ -425,15 +429,15 @@ class _Harness:
         call: KernelCall = unpack(self._shipment, self._pristine.tensor)
         return call
 
-    def prepared(self, config: Config) -> tuple[Run, Resources]:
+    def prepared(self, config: Config) -> tuple[Run, Resources | None]:
         if config == REFERENCE:
             reference = self.calls[0].reference
             assert reference is not None
             names = _accepted(reference, self.calls[0].named).keys()
-            return (lambda call: reference(**{name: call.named[name] for name in names})), Resources()
+            return (lambda call: reference(**{name: call.named[name] for name in names})), None
         kernel = self.calls[0].launch(config, warmup=True)
         _, registers, spills = handles_of(kernel)
-        return (lambda call: call.launch(config)), Resources(registers, spills, kernel.metadata.shared)
+        return (lambda call: call.launch(config)), Resources(registers, 4 * spills, kernel.metadata.shared)
 
     def timed(self, config: Config, run: Run) -> Eager:
         if config == REFERENCE:
@@ -534,7 +538,7 @@ class _InProcessRunner:
         except Exception as error:  # anything: the other configs are still to be tried
             raise WorkerError(brief(error)) from error
         us = min(max(times[0] * 1e3, _LEAST_US), MAX_US)  # of a clock that is too coarse
-        return ScreenResult(Timing(us, max(0.0, times[-1] - times[len(times) // 2]) * 1e3 / us), Resources())
+        return ScreenResult(Timing(us, max(0.0, times[-1] - times[len(times) // 2]) * 1e3 / us), None)
 
     def race(self, tunable: Tunable, configs: Sequence[Config]) -> list[list[float]]:
         raise WorkerError("each config is timed once")
@@ -588,7 +592,7 @@ class _Tuning:
         here too, so nothing is measured here.
         """
         try:
-            self.cause = tune_in_workers(self.call, self.task, self.rules, logged(self.record))
+            self.cause = tune_in_workers(self.call, self.task, self.rules, self.record)
             failures = [trial.failure for trial in self.trials.values() if trial.failure]
             at_runtime = [text for text in failures if _failed_at_runtime(text)]
             hung = any(text.startswith("hung:") for text in failures)
@@ -605,7 +609,7 @@ class _Tuning:
         """Measure each config once, in this process; return the benchmark's own times in milliseconds."""
         runner = _InProcessRunner(self.tuner, self.call)
         trials = {c: t for c, t in self.trials.items() if not (t.failure and _failed_at_runtime(t.failure))}
-        (tuned,) = tune([replace(self.task, trials=trials)], runner, self.rules, logged(self.record))
+        (tuned,) = tune([replace(self.task, trials=trials)], runner, self.rules, self.record)
         self.cause = tuned.cause
         if tuned.best is not None:
             settings = self.call.config(tuned.best.config).all_kwargs()

@@ -18,11 +18,11 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.planning import aten, model, plans
 from tritile.planning.portfolio import RACED
-from tritile.runtime.ahead import check_fits
+from tritile.runtime.ahead import Resources, check_fits
 from tritile.runtime.native import loaded
 from tritile.tune.subject import answers, torch_calls
 from tritile.tune.subject.operands import copies_of, guarded, ragged, run_of
-from tritile.tuner.measure.benchmark import Harness, Resources
+from tritile.tuner.measure.benchmark import Harness
 from tritile.tuner.measure.engine import TuningTask
 from tritile.tuner.measure.outputs import OUTSIDE
 from tritile.tuner.measure.timing import Eager, Run, copies_for, graph_of
@@ -139,13 +139,13 @@ class _Harness:
         one = torch.ones(16, 16, dtype=torch.float64, device="cuda")
         (one @ one).sum().item()  # loads torch's kernels of checks ahead of the first check
 
-    def prepared(self, config: Config) -> tuple[Run, Resources]:
+    def prepared(self, config: Config) -> tuple[Run, Resources | None]:
         if config == aten.CONFIG:
-            return self._by_torch, Resources()
+            return self._by_torch, None
         prepared = launching.prepare(self.calls[0], config)
         kernel = prepared.kernel
         found = loaded(kernel, self._device.shared_memory)
-        resources = Resources(found.registers, found.spills, kernel.metadata.shared)
+        resources = Resources(found.registers, 4 * found.spills, kernel.metadata.shared)
         return run_of(prepared), resources
 
     def _by_torch(self, call: Call) -> None:

@@ -15,35 +15,28 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Problem
 from tritile.core.triton_private import driver
+from tritile.runtime.ahead import Resources
 from tritile.tuner.measure.timing import Eager, Run, Timing, interleaved, screen_us
 
 T = TypeVar("T")
 _MAX_GRAPHS = 8  # kept, of the fastest configs, which may become finalists: a graph takes memory
 
 
-class Resources(NamedTuple):
-    """Registers and spilled 32-bit words per thread, and bytes of shared memory per block."""
-
-    registers: int | None = None
-    spills: int | None = None
-    shared: int | None = None
-
-
 class ScreenResult(NamedTuple):
     timing: Timing
-    resources: Resources
+    resources: Resources | None
 
 
 class Harness(Protocol):
     """Copies of one call on the GPU, in the measuring process, and how to run configs on them.
 
     `prepared` returns a function that launches a config on a copy; it raises if the config does not compile
-    or load. `timed` returns a timer over all copies, restored before each run. `check` returns the relative
-    error of the answer, None without a reference; it raises TuningError for a wrong answer and for writes
-    outside the kernel's memory.
+    or load. With it come the kernel's resources, if known. `timed` returns a timer over all copies, restored
+    before each run. `check` returns the relative error of the answer, None without a reference; it raises
+    TuningError for a wrong answer and for writes outside the kernel's memory.
     """
 
-    def prepared(self, config: Config) -> tuple[Run, Resources]: ...
+    def prepared(self, config: Config) -> tuple[Run, Resources | None]: ...
     def timed(self, config: Config, run: Run) -> Eager: ...
     def check(self, config: Config, run: Run) -> float | None: ...
 
@@ -94,7 +87,7 @@ class Benchmark:
     def __init__(self, tunable: Tunable) -> None:
         self._tunable, self._copies = tunable, tunable.copies
         self._harness: Harness | None = None
-        self._loaded: dict[Config, tuple[Run, Resources]] = {}
+        self._loaded: dict[Config, tuple[Run, Resources | None]] = {}
         self._graphs: dict[Config, Eager] = {}
         self._times: dict[Config, float] = {}
         self._on_harness(lambda harness: None)
@@ -115,7 +108,7 @@ class Benchmark:
             torch.cuda.empty_cache()
             self._copies //= 2
 
-    def _run(self, harness: Harness, config: Config) -> tuple[Run, Resources]:
+    def _run(self, harness: Harness, config: Config) -> tuple[Run, Resources | None]:
         if config not in self._loaded:
             self._loaded[config] = harness.prepared(config)
         return self._loaded[config]

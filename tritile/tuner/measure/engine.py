@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from datetime import UTC, datetime
 
 from tritile.core.config import Config
@@ -111,19 +111,9 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def logged(on_trial: OnTrial) -> OnTrial:
-    """Return an `on_trial` that also logs each trial, at level DEBUG."""
-    last: dict[tuple[Problem, Config], Trial] = {}
-
-    def both(digest: str, trial: Trial) -> None:
-        on_trial(digest, trial)
-        place = trial.problem, trial.config
-        before, last[place] = last.get(place), trial
-        if before is None or (before.us, before.failure) != (trial.us, trial.failure):  # else only checked
-            facts = {"problem": trial.problem.label, "config": str(trial.config)}
-            log("tune", logging.DEBUG, **facts, us=trial.us, failure=trial.failure)
-
-    return both
+def log_trial(trial: Trial) -> None:
+    facts = {"problem": trial.problem.label, "config": str(trial.config)}
+    log("tune", logging.DEBUG, **facts, us=trial.us, failure=trial.failure)
 
 
 class _Search:
@@ -146,9 +136,11 @@ class _Search:
         return tried_of(self.trials.values())
 
     def record(self, trial: Trial) -> None:
-        self.trials[trial.config] = trial
+        before, self.trials[trial.config] = self.trials.get(trial.config), trial
         self.fastest_us = min(self.fastest_us, trial.time)
         self._on_trial(self.tunable.digest(trial.config), trial)
+        if before is None or (before.us, before.failure) != (trial.us, trial.failure):  # else only checked
+            log_trial(trial)
 
     def fail(self, config: Config, error: WorkerError) -> None:
         drop_frames(error)  # which hold this search, and a call's tensors
@@ -217,8 +209,7 @@ class _Search:
             self.new += 1
             return self.fail(config, refusal)
         self.new += 1
-        spilled = None if resources.spills is None else 4 * resources.spills  # bytes
-        used = (resources.registers, spilled, resources.shared)
+        used = () if resources is None else astuple(resources)
         self.record(Trial(self.tunable.problem, config, *timing, *used, measured_utc=now()))
 
     def _outcome(self) -> Tuned:
