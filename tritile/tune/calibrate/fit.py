@@ -20,21 +20,21 @@ from tritile.planning.aten import AtenTimes
 from tritile.planning.formula import Formula
 from tritile.planning.portfolio import LAYERS, OWN, Correction, Loss
 
-_WORST: Final = 3.0  # times the fastest: slower times, and missing ones, count as this slow
+_WORST: Final = 3.0  # slowdown that slower and missing times count as
 _ROUNDS: Final = (0.05, 0.3, 0.3)  # pull towards the constants that a kind shares, round by round
 _STEPS: Final = 60
 _NOISE: Final = 0.05  # share of a measured time beyond which errors count less than squared
-_HELD: Final = 15e3  # decay, over the number of samples, of what a config's weights differ from those of all
-_UNTIMED: Final = 1.1  # times the fastest that a config takes at least where it was not timed
-_WIDE: Final = 4.0  # standard deviations of an input: what is beyond counts as this far
+_CONFIG_DECAY: Final = 15e3  # weight decay of a config's own weights, times the number of samples
+_UNTIMED: Final = 1.1  # least slowdown of a config at a size where it was not timed
+_WIDE: Final = 4.0  # standard deviations at which an input is clamped
 _LEAST_SPREAD: Final = 0.05  # an input's least standard deviation
-_BATCHES: Final = 1500  # by which a correction is learnt
+_BATCHES: Final = 1500  # to train a correction
 _BATCH: Final = 1024  # samples of each
-_RATE: Final = 2e-3  # of learning
-_DECAY: Final = 1e-4  # of other weights of a correction
-_JITTER: Final = 0.15  # standard deviations of noise on inputs, whose own is 1
-_OWN_SPREAD: Final = 0.3  # standard deviation of configs' own inputs at the start
-_ATEN_BATCHES: Final = 2500  # by which torch's times are learnt
+_RATE: Final = 2e-3  # learning rate
+_DECAY: Final = 1e-4  # weight decay of the other weights of a correction
+_JITTER: Final = 0.15  # standard deviation of the noise on inputs, that of which is 1
+_OWN_SPREAD: Final = 0.3  # initial standard deviation of configs' own inputs
+_ATEN_BATCHES: Final = 2500  # to train the network of torch's times
 _ATEN_BATCH: Final = 256
 _MARGINS: Final = (1.0, 1.03, 1.06, 1.1, 1.15, 1.2, 1.3, 1.5)
 _ATEN_DECAY: Final = 1e-3
@@ -188,11 +188,11 @@ def _learnt(
     config: torch.Tensor,
     configs: int,
 ) -> list[torch.Tensor]:
-    """Train a network for (samples, inputs) of so many configs; return its members as `Correction` has them.
+    """Train the network of `Correction` on (samples, inputs) of so many configs; return its parameters.
 
-    `y` of what was not timed is the least that it may be.
-    Noise is added to inputs, and parameters are averaged over the second half of the steps (Izmailov et al.,
-    "Averaging weights leads to wider optima and better generalization", 2018): both for sizes left out.
+    `y` of a sample that was not timed is a lower bound. For sizes left out, noise is added to inputs, and
+    parameters are averaged over the second half of the steps (Izmailov et al., "Averaging weights leads to
+    wider optima and better generalization", 2018).
     """
     x, y, emphasis = (each.float() for each in (x, y, emphasis))
     dice, (one, two), inputs = torch.Generator().manual_seed(0), LAYERS, x.shape[1] + OWN
@@ -206,7 +206,7 @@ def _learnt(
     members = [each.requires_grad_() for each in (own, first, second, shared, weights)]
     groups = [
         {"params": members[:4], "weight_decay": _DECAY},
-        {"params": weights, "weight_decay": _HELD / len(x)},
+        {"params": weights, "weight_decay": _CONFIG_DECAY / len(x)},
     ]
     optimizer, mean = torch.optim.AdamW(groups, _RATE), [torch.zeros_like(each) for each in members]
     for step in range(_BATCHES):
