@@ -83,7 +83,6 @@ def _gpu(gpu: devices.Device | None) -> list[Finding]:
 
 
 def _portfolios(gpu: devices.Device) -> Finding:
-    """The classes of problems that have a portfolio, by its source."""
     names: dict[str, list[str]] = {}
     for name in MEASURED:
         found = gpu_tables.portfolio(name, gpu)

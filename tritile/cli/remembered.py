@@ -154,7 +154,6 @@ def _decorated(trials: "Iterable[tuple[str, Trial]]") -> "dict[str, dict[str, li
 
 
 def _winners(device: "Device") -> "dict[str, dict[str, list[Trial]]]":
-    """Return the working trials of decorated kernels, by name and digest, the newest digest last."""
     return _decorated(pair for pair in _sorted_out(device)[0] if pair[1].works)
 
 

@@ -48,7 +48,6 @@ def _torch_us(problem: Problem, device: Device) -> float | None:
 
 
 def _summary(done: Sequence[Tuned], device: Device, seconds: float) -> str:
-    """Return a line about what was tuned, how it compares with torch, and where it is stored."""
     best = {tuned.problem: tuned.best.time for tuned in done if tuned.best is not None}
     text = f"{counted(len(best), 'problem')} in {seconds:.0f} s"
     ratios = {

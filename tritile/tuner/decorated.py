@@ -174,7 +174,6 @@ def _detached(value: Any) -> Any:
 
 
 def _accepted(function: Callable[..., Any], named: Named) -> Named:
-    """Return the arguments that a function takes."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return named
@@ -321,7 +320,6 @@ def _has_address(values: Iterable[Any]) -> bool:
 
 
 def _place_of(address: int, named: Named) -> str:
-    """Describe an address by the nearest tensor."""
     distances: list[tuple[int, str]] = []
     for name, tensor in ((name, tensor) for name, value in named.items() for tensor in tensors_of(value)):
         first, past = span(tensor)

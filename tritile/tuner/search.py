@@ -1,4 +1,4 @@
-"""Search: the configs of a space, and which of them to measure next, given what was measured so far.
+"""Search: the configs of a space, and which of them to measure next after what was measured so far.
 
 Both strategies, `screening` and `exhaustive`, are pure functions, so a search can be stopped and resumed.
 Tests replay them against recorded times to see how well they search.
@@ -41,7 +41,7 @@ class SearchSpace(Protocol):
 
 
 def parameters(config: Config) -> dict[str, Any]:
-    """Return everything that a config sets by name: kernel parameters, Triton's options, the family."""
+    """Return all that a config sets by name: kernel parameters, Triton's options, the family."""
     return dict(config.kwargs) | {name: getattr(config, name) for name in (*_OPTIONS, "family")}
 
 

@@ -160,9 +160,8 @@ def correction(
     """Return the correction fitted to the times at the sizes of `rows`.
 
     `inputs` is (sizes, configs, inputs), `predicted` (sizes, configs), in microseconds. A config that is
-    predicted to be near the fastest counts as much as one that is. What was not timed at a size takes
-    `_UNTIMED` times as long as the fastest there, or longer: else it might be picked where nothing is known
-    of it.
+    predicted to be near the fastest counts as much as one that is. A config not timed at a size is taken to
+    be slower than the fastest by at least `_UNTIMED`, so that it is not picked for lack of data.
     """
     inputs, predicted, us = inputs[rows], predicted[rows], us[rows]
     timed, fastest = ~us.isnan(), us.nan_to_num(math.inf).amin(1, keepdim=True)
@@ -172,8 +171,10 @@ def correction(
     middle, spread = inputs[timed].mean(0), inputs[timed].std(0).clamp(min=_LEAST_SPREAD)
     scaled = ((inputs - middle) / spread).clamp(-_WIDE, _WIDE)
     configs = torch.arange(us.shape[1], device="cpu").expand_as(us)
-    x, y, counts, known, config = (each.flatten(0, 1) for each in (scaled, missed, emphasis, timed, configs))
-    own, first, second, weights = _learnt(x, y, counts, known, config, us.shape[1])
+    x, y, counts, is_timed, config = (
+        each.flatten(0, 1) for each in (scaled, missed, emphasis, timed, configs)
+    )
+    own, first, second, weights = _learnt(x, y, counts, is_timed, config, us.shape[1])
     slopes = first[:, 1 : 1 + len(middle)] / spread  # of inputs that are not scaled
     first = torch.cat([first[:, :1] - (slopes @ middle)[:, None], slopes, first[:, 1 + len(middle) :]], 1)
     ranges = torch.stack([middle - _WIDE * spread, middle + _WIDE * spread])
@@ -242,18 +243,18 @@ def aten_times(
     y = us.log() - torch.tensor([floor for _, floor in found], dtype=torch.float64, device="cpu").log()
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0), device="cpu")
     quarters = order.tensor_split(4)
-    foreseen = torch.zeros_like(y)
+    held_out = torch.zeros_like(y)
     for left_out in quarters:
         rows = torch.cat([each for each in quarters if each is not left_out])
         part = AtenTimes(tuple(classes), *_network(x[rows], y[rows]), 0.0, 1.0, len(rows), versions)
-        foreseen[left_out] = torch.from_numpy(part.factors(x[left_out].numpy()))
-    error, ratios = float((foreseen - y).square().mean().sqrt()), predicted / us * (y - foreseen).exp()
-    known = ~(picks + predicted).isnan()
+        held_out[left_out] = torch.from_numpy(part.factors(x[left_out].numpy()))
+    error, ratios = float((held_out - y).square().mean().sqrt()), predicted / us * (y - held_out).exp()
+    has_pick = ~(picks + predicted).isnan()
 
     def mean(margin: float) -> float:
-        return float(torch.where(ratios >= margin, us, picks)[known].log().mean())
+        return float(torch.where(ratios >= margin, us, picks)[has_pick].log().mean())
 
-    margin = min(_MARGINS, key=mean) if bool(known.any()) else _MARGINS[-1]
+    margin = min(_MARGINS, key=mean) if bool(has_pick.any()) else _MARGINS[-1]
     return AtenTimes(tuple(classes), *_network(x, y), error, margin, len(y), versions)
 
 

@@ -60,7 +60,7 @@ def likely(problem: Tiled, device: Device) -> dict[Config, float]:
 
 
 def candidates(
-    name: str, problems: Sequence[Tiled], device: Device, known: Sequence[Table], count: int
+    name: str, problems: Sequence[Tiled], device: Device, tables: Sequence[Table], count: int
 ) -> list[Config]:
     """Return `count` configs to sweep: a class's portfolios and winners, and those predicted to be fastest.
 
@@ -68,10 +68,10 @@ def candidates(
     nothing to that come in the order of how many sizes they are near the fastest at.
     """
     own: dict[Config, None] = {}
-    for each in known:
+    for each in tables:
         if name in each.portfolios:
             own |= dict.fromkeys(map(banded, each.portfolios[name].configs))
-    for entry in (entry for each in known for entry in each.entries):
+    for entry in (entry for each in tables for entry in each.entries):
         plain = not getattr(entry.problem, "epilogue", "")
         if plain and isinstance(entry.problem, Tiled) and class_of(entry.problem) == name:
             own[banded(entry.config)] = None
@@ -177,9 +177,9 @@ class Measured:
             rows = torch.cat([each for each in quarters if each is not left_out])
             indices, _, *predictions = self._fitted(rows, count)
             own = self.us[left_out][:, indices].nan_to_num(torch.inf)
-            known = [each[left_out].where(own < torch.inf, torch.inf) for each in predictions]
-            picks = [own.gather(1, each.argmin(1, keepdim=True))[:, 0] for each in known]
-            times[left_out] = torch.stack([*picks, own.amin(1), known[1].amin(1)], 1)
+            timed = [each[left_out].where(own < torch.inf, torch.inf) for each in predictions]
+            picks = [own.gather(1, each.argmin(1, keepdim=True))[:, 0] for each in timed]
+            times[left_out] = torch.stack([*picks, own.amin(1), timed[1].amin(1)], 1)
         return LeftOut(*times.where(times < torch.inf, torch.nan).unbind(1))
 
     def lost(self, us: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,6 @@ _SIDES = ("BLOCK_M", "BLOCK_N", "CONSUMERS")  # in warp-specialised kernels thes
 
 @functools.cache
 def _grid(op: str, family: str) -> dict[str, list[Any]]:
-    """Return the values of each parameter among a family's own configs, smallest first."""
     values: dict[str, set[Any]] = {}
     for config in FAMILIES[op][family].configs:
         for name, value in parameters(config).items():

@@ -97,7 +97,6 @@ def scale(call: MatmulCall) -> None:
 
 
 def groups(call: GroupedCall) -> None:
-    """Compute the products of groups, into a new matrix."""
     torch_kernels.of_groups(matrix(call.a, 1)[0], matrix(call.b, call.groups), call.offs.tensor, None, None)
 
 

@@ -31,9 +31,9 @@ class Harness(Protocol):
     """Copies of one call on the GPU, in the measuring process, and how to run configs on them.
 
     `prepared` returns a function that launches a config on a copy; it raises if the config does not compile
-    or load. With it come the kernel's resources, if known. `timed` returns a timer over all copies, restored
-    before each run. `check` returns the relative error of the answer, None without a reference; it raises
-    TuningError for a wrong answer and for writes outside the kernel's memory.
+    or load. It also returns the kernel's resources, if it can. `timed` returns a timer over all copies,
+    restored before each run. `check` returns the relative error of the answer, None without a reference; it
+    raises TuningError for a wrong answer and for writes outside the kernel's memory.
     """
 
     def prepared(self, config: Config) -> tuple[Run, Resources | None]: ...

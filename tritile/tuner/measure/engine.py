@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
 from tritile.core.config import Config
@@ -209,8 +209,8 @@ class _Search:
             self.new += 1
             return self.fail(config, refusal)
         self.new += 1
-        used = () if resources is None else astuple(resources)
-        self.record(Trial(self.tunable.problem, config, *timing, *used, measured_utc=now()))
+        used = {} if resources is None else asdict(resources)
+        self.record(Trial(self.tunable.problem, config, *timing, **used, measured_utc=now()))
 
     def _outcome(self) -> Tuned:
         """Race the fastest configs, and choose the first whose answer is right."""
