@@ -33,7 +33,7 @@ from bench import host_us
 from tritile.core.config import Config
 from tritile.core.device import current_gpu
 from tritile.lab.environment import environment
-from tritile.tuner.measure.timing import Graph, copies_wanted, interleaved, timing_of
+from tritile.tuner.measure.timing import Graph, copies_for, interleaved, timing_of
 from unseen import environ
 
 HERE = Path(__file__).resolve().parent
@@ -108,7 +108,7 @@ def tuned_cold(side: str, problem: str) -> Row:
 def timed(subject: Subject, given: Arguments, configs: Mapping[str, Config], l2_bytes: int) -> Row:
     """Time each side's config by turns, in CUDA graphs on cold operands: microseconds and spread."""
     tensors = {name: v for name, v in given.items() if isinstance(v, torch.Tensor)}
-    count = copies_wanted(sum(v.numel() * v.element_size() for v in tensors.values()), l2_bytes)
+    count = copies_for(sum(v.numel() * v.element_size() for v in tensors.values()), l2_bytes)
     calls = [{**given, **{name: v.clone() for name, v in tensors.items()}} for _ in range(count)]
 
     def run_of(config: Config) -> Callable[[Any], None]:

@@ -32,7 +32,7 @@ from tritile.lab.traffic import bytes_text, tiled
 from tritile.tune.subject import answers
 from tritile.tuner.autotuner import autotune
 from tritile.tuner.measure.outputs import WRONG
-from tritile.tuner.measure.timing import Eager, copies_wanted, graph_of, interleaved, timing_of
+from tritile.tuner.measure.timing import Eager, copies_for, graph_of, interleaved, timing_of
 
 LARGEST: Final = 16384  # at which the naive product takes seconds
 _BUDGET_MS: Final = 60.0  # for timing each rung
@@ -146,7 +146,7 @@ def timed(
     """
     readings: list[Reading] = []
     for (op, dtype), group in itertools.groupby(rungs, key=lambda rung: (rung.op, rung.dtype)):
-        copies = copies_wanted(3 * n * n * ITEMSIZE[dtype], device.l2_bytes)
+        copies = copies_for(3 * n * n * ITEMSIZE[dtype], device.l2_bytes)
         calls = [matrices(op, n, dtype, "cuda", i) for i in range(copies)]
         graphs = dict[int, Eager]()
         for rung in group:

@@ -28,7 +28,7 @@ from tritile.core.problem import Tiled
 from tritile.lab.environment import environment
 from tritile.planning import plans
 from tritile.tune import now
-from tritile.tuner.measure.engine import OnTrial, Rules, Tuned, whole
+from tritile.tuner.measure.engine import OnTrial, Rules, Tuned, exhaustive_rules
 from tritile.tuner.measure.workers import PoolRunner
 from tritile.tuner.store.trial import TORCH, Trial
 from tritile.tuner.store.trials import store_of
@@ -70,7 +70,7 @@ def measured(problem: Tiled, device: Device) -> dict[str, Any] | None:
         return None
     now.time_torch(problem, device, 0)
     torch = store.best(TORCH, problem)
-    every, seconds = searched(problem, device, whole(Rules(problem_s=math.inf)), on_trial)
+    every, seconds = searched(problem, device, exhaustive_rules(Rules(problem_s=math.inf)), on_trial)
     best = min(times.values())
 
     def slower(config: Config) -> float | None:

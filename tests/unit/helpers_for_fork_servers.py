@@ -22,11 +22,11 @@ from tritile.core.config import Config
 from tritile.core.device import HOST, target_device
 from tritile.core.problem import KernelProblem
 from tritile.errors import TuningError
+from tritile.runtime.ahead import Resources
 from tritile.tune.subject import problem as subjects
 from tritile.tune.subject.problem import TunableProblem
 from tritile.tune.suites import parse_shape
 from tritile.tuner.measure import workers
-from tritile.tuner.measure.benchmark import Resources
 from tritile.tuner.measure.engine import Rules, TuningTask, tune
 from tritile.tuner.measure.timing import Eager
 from tritile.tuner.measure.workers import PoolRunner, WorkerPool

@@ -332,7 +332,7 @@ def test_decorated_timed_in_own_process(monkeypatch):
 
     monkeypatch.setattr(bench, "gpu_for", lambda *given: (H200, 0))
     monkeypatch.setattr(Autotuner, "device_of", lambda *given: H200)
-    monkeypatch.setattr(bench, "elsewhere", lambda call: contextlib.nullcontext((Shop(), call.problem)))
+    monkeypatch.setattr(bench, "shipped", lambda call: contextlib.nullcontext((Shop(), call.problem)))
     kernel = tritile.autotune(BLOCKS, ["n"])(_double)
     found = tritile.bench(kernel, meta(40), meta(40), 40, grid=(3,))
     assert (found.tritile_us, found.torch_us, found.ratio, found.config) == (6.0, None, None, BLOCKS[0])

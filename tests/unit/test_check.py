@@ -277,7 +277,7 @@ def test_kernel_may_change_reference_inputs():
     config = triton.Config({"BLOCK": 64, "FAULT": "destroys"})
     kernel = tritile.autotune([config], ["n"], reference=lambda x, y: {"out": x.sqrt()})(faulty)
     call = kernel.call((), {"warmup": False, "grid": (4,), **faulty_arguments(200)}, HOST)
-    assert decorating.checked_here(call, config) is not None
+    assert decorating.check_in_process(call, config) is not None
 
 
 @pytest.mark.parametrize(
@@ -444,7 +444,7 @@ class Shop:
 def test_gpu_checks_in_own_process(monkeypatch):
     shop, h200 = Shop(), target_device("nvidia-h200")
     monkeypatch.setattr(Autotuner, "device_of", lambda *given: h200)
-    monkeypatch.setattr(checking, "elsewhere", lambda call: contextlib.nullcontext((shop, call)))
+    monkeypatch.setattr(checking, "shipped", lambda call: contextlib.nullcontext((shop, call)))
     found = tritile.check(decorated(), *arguments(64), grid=(1,))
     assert [(each.outcome, each.error) for each in found.configs] == [("right", 0.25), ("wrong", None)]
     assert "out[3] is 1, and 2 is right" in found.wrong[0].reason
@@ -456,7 +456,7 @@ def test_unsendable_call_checked_here(monkeypatch):
     monkeypatch.setattr(Autotuner, "device_of", lambda *given: target_device("nvidia-h200"))
     kernel = decorated([*GOOD, UNMASKED])
     refused = tritile.errors.UnsupportedError("its tensors take too much")
-    monkeypatch.setattr(checking, "elsewhere", lambda call: (_ for _ in ()).throw(refused))
+    monkeypatch.setattr(checking, "shipped", lambda call: (_ for _ in ()).throw(refused))
     with pytest.warns(IsolationWarning, match="take too much"):
         found = tritile.check(kernel, *arguments(63), grid=(1,))
     assert [each.outcome for each in found.configs] == ["right", "right", "wrong"]

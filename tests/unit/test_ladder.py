@@ -76,7 +76,7 @@ class Timer:
 
 def test_rungs_checked_and_timed(monkeypatch):
     monkeypatch.setattr(ladder, "matrices", lambda op, n, dtype, where, seed: matrices(op, n, dtype, "cpu"))
-    monkeypatch.setattr(ladder, "copies_wanted", lambda *sizes: 2)
+    monkeypatch.setattr(ladder, "copies_for", lambda *sizes: 2)
     monkeypatch.setattr(ladder, "graph_of", lambda run, calls: Timer(500.0))
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)

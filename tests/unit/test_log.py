@@ -4,6 +4,7 @@ import io
 import logging
 import multiprocessing
 import re
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,8 +25,11 @@ from tritile.ops import request as ops_request
 from tritile.ops.products import matmul_call
 from tritile.planning import plans
 from tritile.runtime import compiles
+from tritile.tuner.decorated import TunableKernel
 from tritile.tuner.measure import engine, workers
-from tritile.tuner.store.trial import Trial
+from tritile.tuner.measure.benchmark import ScreenResult
+from tritile.tuner.measure.timing import Timing
+from tritile.tuner.search import Listed
 
 HOPPER = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 256, 192, 128, "bfloat16", "bfloat16")
@@ -102,16 +106,45 @@ def test_plan_logged_once(records):
 # --- Measurements ---
 
 
+class Runner:
+    """Compiles one config and refuses all others; the answer of that one is right."""
+
+    max_resident = 1
+
+    def __init__(self, good):
+        self.good = good
+
+    def compile(self, tunable, config, for_check=False):
+        compiled = Future()
+        if config == self.good:
+            compiled.set_result(None)
+        else:
+            compiled.set_exception(workers.WorkerError("no room"))
+        return compiled
+
+    def begin(self, tunable):
+        pass
+
+    end = begin
+
+    def screen(self, tunable, config, fastest_us):
+        return ScreenResult(Timing(2.5, 0.0), None)
+
+    def check(self, tunable, config):
+        return 0.0
+
+
 def test_failed_measurement_says_why(records):
-    kept = []
-    keep = engine.logged(lambda digest, trial: kept.append(trial))
-    trial = Trial(PROBLEM, tile(16, 16, 16), None, failure="no room")
-    keep("digest", trial)
-    keep("digest", trial)
-    (record,) = records
-    known = {"problem": PROBLEM.label, "config": str(trial.config), "failure": "no room"}
-    assert facts(record) == ("tune", "DEBUG", known)
-    assert kept == [trial, trial]
+    bad, good, reported = tile(16, 16, 16), tile(32, 32, 32), []
+    tasks = [engine.TuningTask(TunableKernel(PROBLEM, HOPPER, "digest"), Listed([bad, good]))]
+    outcomes = engine.tune(tasks, Runner(good), engine.Rules(), lambda digest, trial: reported.append(trial))
+    assert [outcome.best.error for outcome in outcomes] == [0.0]
+    shared = {"problem": PROBLEM.label}
+    assert [facts(record) for record in records] == [
+        ("tune", "DEBUG", shared | {"config": str(bad), "failure": "no room"}),
+        ("tune", "DEBUG", shared | {"config": str(good), "us": 2.5}),
+    ]
+    assert [trial.error for trial in reported] == [None, None, 0.0], "and not again as it is checked"
 
 
 # --- Compiles ---

@@ -32,7 +32,7 @@ from tritile.errors import (
 )
 from tritile.tuner import decorated
 from tritile.tuner.arguments import identified, identity
-from tritile.tuner.measure.benchmark import Resources, ScreenResult
+from tritile.tuner.measure.benchmark import ScreenResult
 from tritile.tuner.measure.engine import Rules, TuningTask, tune
 from tritile.tuner.measure.outputs import OUTSIDE
 from tritile.tuner.measure.timing import Timing
@@ -225,7 +225,7 @@ class Timed:
     end = begin
 
     def screen(self, subject, config, fastest_us):
-        return ScreenResult(Timing(self.quick[config["A"]], 0.0), Resources())
+        return ScreenResult(Timing(self.quick[config["A"]], 0.0), None)
 
     def race(self, subject, finalists):
         return [[self.raced_us[config["A"]]] * 5 for config in finalists]

@@ -68,8 +68,8 @@ def gpu(monkeypatch):
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(timing, "_idle", lambda device: Neutral())
-    monkeypatch.setattr(timing, "_side", lambda device: stream)
-    kept = timing._neutral_us, timing._kept
+    monkeypatch.setattr(timing, "_capture_stream", lambda device: stream)
+    kept = timing._neutral_us, timing._pool_graph
     for cached in kept:
         cached.cache_clear()
     yield made

@@ -30,7 +30,7 @@ from tritile.tune import now
 from tritile.tune.subject import problem as subject
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.problem import is_tuned
-from tritile.tuner.measure.benchmark import Resources, ScreenResult
+from tritile.tuner.measure.benchmark import ScreenResult
 from tritile.tuner.measure.engine import Tuned
 from tritile.tuner.measure.timing import Timing
 from tritile.tuner.measure.workers import WorkerError
@@ -262,7 +262,7 @@ def shop(monkeypatch, forgotten):
         def screen(self, subject, config, fastest_us):
             if config not in times:
                 raise WorkerError("it does not run")
-            return ScreenResult(Timing(times[config], 0.0), Resources())
+            return ScreenResult(Timing(times[config], 0.0), None)
 
         def race(self, subject, configs):
             if not {*configs} <= times.keys():

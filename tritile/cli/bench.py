@@ -1,4 +1,4 @@
-"""tritile bench: time calls of given sizes, tritile and torch side by side."""
+"""tritile bench: time tritile and torch at some sizes."""
 
 from typing import Annotated
 

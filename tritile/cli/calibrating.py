@@ -20,7 +20,7 @@ from tritile.tune.calibrate.draw import drawn
 from tritile.tune.calibrate.sweep import Row, ready, sweep
 
 ALL = "all"
-LIKELY = 300  # sizes whose likeliest configs are candidates
+LIKELY = 300  # sizes from which candidates are chosen
 
 
 def classes_of(names: Sequence[str]) -> list[str]:
@@ -90,9 +90,9 @@ def calibrate(
 
 
 def _compiled(name: str, device: Device, sizes: int, count: int) -> Callable[[], Iterator[Row]]:
-    """Compile candidates, and return a function that times them at drawn sizes, one size after the other.
+    """Compile candidates; return a function that times them, size by size.
 
-    These are other sizes than those that choose the candidates.
+    The sizes are not those by which the candidates were chosen.
     """
     likely, problems = drawn(name, LIKELY, "candidates"), drawn(name, sizes, "sizes")
     configs = run.candidates(name, likely, device, gpu_tables.shipped(device), count)
@@ -102,7 +102,7 @@ def _compiled(name: str, device: Device, sizes: int, count: int) -> Callable[[],
 
 
 def write_sweep(path: Path, rows: Sequence[Row], device: Device) -> None:
-    """Write a line of the GPU and the configs, then a line a size with the place of each config."""
+    """Write a line with the GPU and the configs, then a line per size with the times by config number."""
     places = {config: i for i, config in enumerate(dict.fromkeys(c for row in rows for c in row.times))}
     lines: list[dict[str, object]] = [
         {"device": device.to_dict(), "configs": [config.to_dict() for config in places]}
@@ -115,7 +115,7 @@ def write_sweep(path: Path, rows: Sequence[Row], device: Device) -> None:
 
 
 def _fitted(made: table.Table, name: str, rows: Sequence[Row], device: Device) -> table.Table:
-    """Return the table with a class's portfolio and torch's times; as it is for too few sizes."""
+    """Return the table with a class's portfolio and torch's times, unchanged if there are too few sizes."""
     try:
         measured = run.Measured(name, rows, device)
     except TuningError as error:

@@ -28,7 +28,7 @@ def compile_(
     dtype: shared.Dtype = "bfloat16",
     layout: shared.Layout = "NN",
     any_rows: Annotated[
-        bool, typer.Option("--any-rows", help="For any M of each product, with its N and K.")
+        bool, typer.Option("--any-rows", help="For any M of each product, at its N and K.")
     ] = False,
     bias: Annotated[bool, typer.Option("--bias", help="Shapes are of layers with a bias.")] = False,
     activation: Annotated[str, typer.Option(help="Of layers: relu, gelu, gelu_tanh or silu.")] = "",
@@ -36,24 +36,28 @@ def compile_(
 ) -> None:
     """Compile what calls launch into Triton's cache, TRITON_CACHE_DIR, for this GPU or a --target.
 
-    Named are shapes and suites; without them, the problems of the table that TRITILE_TABLE names. In mode
-    strict nothing is compiled: the exit status is 1 where a process with this cache would have to.
+    Name shapes and suites, or leave them out for the problems of the table in TRITILE_TABLE. In mode strict
+    nothing is compiled: the exit status is 1 if a process with this cache would have to compile.
 
-    Triton finds a kernel by a key. For the keys to agree both sides need the same tritile and Triton, file
-    for file, the same ptxas and libdevice, and the same values of Triton's variables that change a compile.
-    Triton finds a kernel's files by absolute paths: the cache has to stay where it was made.
+    Triton looks kernels up by a hash. For it to agree, both sides need the same tritile and Triton, file for
+    file, the same ptxas and libdevice, and the same values of Triton's variables that affect compilation.
+    Triton stores absolute paths, so the cache has to stay where it was made.
 
-    Not covered are transposes in place; tensors that do not start on 16 bytes, or whose strides are of
-    another kind than the problem's; kernels decorated with tritile.autotune (see tritile.warm); the C module
-    that Triton itself builds at its first use; and AMD GPUs.
+    Not covered: transposes in place; tensors that do not start on 16 bytes, or with strides of another kind
+    than the problem's; kernels decorated with tritile.autotune (see tritile.warm); the C module that Triton
+    builds at its first use; AMD GPUs.
     """
     shared.refuse_unread(context, op, layout, shapes, "bias", "activation")
-    given = shared.typed(context)
+    options = shared.typed(context)
     for name, ops in (("bias", ("matmul", "linear_quantized")), ("activation", ("matmul",))):
-        if name in given and op not in ops:
-            raise InvalidValueError(f"{given[name]} is for --op {' or '.join(ops)}: other kernels have none")
-        if name in given and dtype == "int8":
-            raise InvalidValueError(f"{given[name]} does not go with --dtype {dtype}: its kernels have none")
+        if name in options and op not in ops:
+            raise InvalidValueError(
+                f"{options[name]} is for --op {' or '.join(ops)}: other kernels have none"
+            )
+        if name in options and dtype == "int8":
+            raise InvalidValueError(
+                f"{options[name]} does not go with --dtype {dtype}: its kernels have none"
+            )
     from triton import knobs
 
     from tritile.core.epilogue import ACTIVATIONS, Epilogue

@@ -25,7 +25,7 @@ def explain(
 ) -> None:
     """Explain a problem's bytes, roofline, tiles, waves and kernel resources, and what bounds its time.
 
-    The kernel is compiled for a --target, or for the GPU here, or for an H200; nothing is launched.
+    The kernel is compiled for the --target, else for the GPU here, else for an H200; nothing is launched.
     """
     shared.refuse_unread(context, op, layout, sizes)
 

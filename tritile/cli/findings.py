@@ -1,4 +1,4 @@
-"""What tritile needs, what of it was found, and what to do about what is missing: for `tritile doctor`."""
+"""What `tritile doctor` checks: what tritile needs, what was found, and what to do about the rest."""
 
 import os
 import platform
@@ -25,7 +25,7 @@ from tritile.tuner.store.trials import store_of
 
 
 class Finding(NamedTuple):
-    """What was found of one thing; `advice` is "" if there is nothing to do."""
+    """The state of one thing; `advice` is "" if there is nothing to do."""
 
     name: str
     found: str
@@ -83,7 +83,6 @@ def _gpu(gpu: devices.Device | None) -> list[Finding]:
 
 
 def _portfolios(gpu: devices.Device) -> Finding:
-    """The classes of problems that have a portfolio, by its source."""
     names: dict[str, list[str]] = {}
     for name in MEASURED:
         found = gpu_tables.portfolio(name, gpu)
@@ -137,5 +136,5 @@ def findings() -> list[Finding]:
     """Examine this machine."""
     gpu, wrong = devices.current_gpu(), _settings()
     found = [*_versions(), *_gpu(gpu), *([_portfolios(gpu)] if gpu and not wrong else [])]
-    # With a wrong setting a kernel would say the same once more.
+    # With a wrong setting, a kernel would only repeat the error.
     return [*found, _cache(gpu), *(wrong or [_kernel()])]

@@ -31,12 +31,12 @@ def show(
     trials: Annotated[bool, typer.Option(help="Every trial, not only the best of each problem.")] = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Show what is remembered of this GPU (or --target), and the tables and portfolios that it runs by.
+    """Show what is remembered of this GPU (or --target), and the tables and portfolios that it uses.
 
-    Remembered trials that count today are listed: each problem's best, or all of them.
+    It lists the trials that count for this version: the best of each problem, or all of them.
 
-    A kernel decorated with tritile.autotune has a line of its own for each source that was measured. It shows
-    how many problems and configs were measured, and the config that wins most of the problems.
+    A kernel decorated with tritile.autotune has a line for each of its sources that was measured, with the
+    number of problems and configs, and the config that wins most of the problems.
     """
     from tritile.core.problem import problem_to_dict
     from tritile.planning import gpu_tables
@@ -100,10 +100,9 @@ def show(
 
 
 def _sorted_out(device: "Device") -> "tuple[list[tuple[str, Trial]], str]":
-    """Return the trials of this GPU, these versions and, for tritile's own kernels, this source.
+    """Return the trials that count: of this GPU, these versions and the current source of tritile's kernels.
 
-    Each comes with its kernel's digest. The text tells how many others there are, and what they are of; it is
-    "" if there are none.
+    Each comes with its kernel's digest. The text says how many others there are and why they do not count.
     """
     from tritile.families import registry as families
     from tritile.planning import aten
@@ -127,9 +126,9 @@ def _sorted_out(device: "Device") -> "tuple[list[tuple[str, Trial]], str]":
 
 
 def _bests(trials: "Iterable[tuple[str, Trial]]") -> "list[tuple[str, Trial]]":
-    """The best trial of each problem, by its text: to Python those of 1 and 1.0 are equal.
+    """Return the best trial of each problem by its key, as to Python problems of 1 and 1.0 are equal.
 
-    One problem of two decorated kernels, or of two versions of one, is two problems.
+    Problems of two decorated kernels, or of two sources of one, are distinct.
     """
     from tritile.core.problem import KernelProblem, problem_key
     from tritile.tuner.store.trial import rank
@@ -142,7 +141,7 @@ def _bests(trials: "Iterable[tuple[str, Trial]]") -> "list[tuple[str, Trial]]":
 
 
 def _decorated(trials: "Iterable[tuple[str, Trial]]") -> "dict[str, dict[str, list[Trial]]]":
-    """The trials of decorated kernels, by name and digest, the newest digest last."""
+    """Return the trials of decorated kernels, by name and digest, the newest digest last."""
     from tritile.core.problem import KernelProblem
     from tritile.tuner.store.trials import moment
 
@@ -155,12 +154,11 @@ def _decorated(trials: "Iterable[tuple[str, Trial]]") -> "dict[str, dict[str, li
 
 
 def _winners(device: "Device") -> "dict[str, dict[str, list[Trial]]]":
-    """The trials of decorated kernels that work, by name and digest, the newest digest last."""
     return _decorated(pair for pair in _sorted_out(device)[0] if pair[1].works)
 
 
 def _summary(name: str, digest: str, trials: "Sequence[Trial]") -> dict[str, Any]:
-    """What is remembered of one source of a decorated kernel, for JSON; the newest trial is the last."""
+    """Summarise one source of a decorated kernel, for JSON; the newest trial comes last."""
     from tritile.core.problem import problem_key
 
     won = Counter(trial.config for _, trial in _bests((digest, trial) for trial in trials) if trial.works)
@@ -194,7 +192,7 @@ def _cells(summary: dict[str, Any]) -> dict[str, Any]:
 def _check_names(
     names: Iterable[str], there: Collection[str], where: str, advice: str = 'call it once in mode "tune"'
 ) -> None:
-    """Raise NotTunedError for names of which nothing is remembered; `there` is what is."""
+    """Raise NotTunedError for names of which nothing is remembered; `there` are those that are."""
     if missing := [name for name in names if name not in there]:
         advice = f"there is {', '.join(sorted(there))}" if there else advice
         hint = did_you_mean(missing[0], there)
@@ -223,13 +221,13 @@ def export(
 ) -> None:
     """Write the best remembered configs of this GPU, and its portfolios, as a table to ship, or to pin.
 
-    `TRITILE_TABLE` names a table that goes before everything that was measured on a machine.
+    A table named by `TRITILE_TABLE` takes precedence over everything measured on a machine.
 
-    A table that lies there already keeps its entries for problems that are not remembered. One that
-    would lose entries, or is of another GPU, is replaced only with --replace.
+    An existing file keeps its entries for problems that are not remembered. If it would lose entries, or is
+    of another GPU, it is only replaced with --replace.
 
-    With --kernel, the winners of decorated kernels are written instead, to a file of their own. One that lies
-    there keeps its other kernels, GPUs and problems.
+    With --kernel, it writes the winners of decorated kernels instead. An existing file of these keeps its
+    other kernels, GPUs and problems.
     """
     from tritile.families import registry as families
     from tritile.planning import gpu_tables, table
@@ -267,7 +265,7 @@ def export(
 
 
 def _export_kernels(names: Sequence[str], device: "Device", path: Path) -> None:
-    """Write the winners of decorated kernels to a new file, or into one of their format."""
+    """Write the winners of decorated kernels to a new file or an existing one of their format."""
     from tritile.tuner.store import tables as kernel_table
 
     winners = _winners(device)
@@ -295,7 +293,7 @@ def merge(
     from tritile.tuner.store.trials import rows_of, store_of
 
     for path in files:
-        rows_of(path)  # one that cannot be read is reported before anything is added
+        rows_of(path)  # report an unreadable file before anything is added
     device = device_of(target)
     store = store_of(device)
     for path in files:

@@ -18,14 +18,14 @@ _SITE = Path(tritile.__file__).parent / "tuner" / "startup"
 
 
 def environment(adopting: dict[str, str], before: dict[str, str]) -> dict[str, str]:
-    """Return the variables to set for a command, beside those that it would have had: `adopting`, and a path.
+    """Return the variables to add to a command's environment: `adopting`, and PYTHONPATH.
 
-    Raises InvalidValueError for variables that no process would adopt by.
+    Raises InvalidValueError if a process could not read `adopting`.
     """
     adopting = {name: value for name, value in adopting.items() if value}
     of_environment(before | adopting)
     paths = before["PYTHONPATH"].split(os.pathsep) if before.get("PYTHONPATH") else []
-    rest = [path for path in paths if path != str(_SITE)]  # an empty one is the current folder
+    rest = [path for path in paths if path != str(_SITE)]  # an empty path is the current folder
     return adopting | {"PYTHONPATH": os.pathsep.join([str(_SITE), *rest])}
 
 
@@ -57,9 +57,9 @@ def run(
 ) -> None:
     """Run a command in which every kernel under triton.autotune is tuned by tritile, source unchanged.
 
-    The processes that the command starts adopt, too: workers, torchrun's ranks, engines of servers. Not
-    adopted are a Python with -I, -E or -S, a process whose environment is cleared, and one where another
-    sitecustomize.py lies ahead on PYTHONPATH and does not run this one.
+    So do the processes that the command starts: workers, torchrun's ranks, engines of servers. Exceptions are
+    a Python with -I, -E or -S, a process whose environment is cleared, and one where another sitecustomize.py
+    comes earlier on PYTHONPATH and does not run this one.
     """
     adopting = {
         "TRITILE_ADOPT": kernels, "TRITILE_ADOPT_MODE": mode, "TRITILE_ADOPT_EFFORT": effort,

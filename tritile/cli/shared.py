@@ -1,7 +1,7 @@
 """What the commands share: options, tables, progress, stopping, and checks of what they read and write.
 
-Modules of commands import torch, Triton and what needs them inside their functions: help and a shell's
-completion import the modules, and wait for neither.
+Modules of commands import torch, Triton and what needs them inside their functions, so that help and shell
+completion do not wait for them.
 """
 
 import json
@@ -40,7 +40,7 @@ console = Console(markup=False, highlight=False, soft_wrap=True)  # brackets in 
 _UNFOLDED: Final = 1 << 16  # columns: more than any table has
 notes = Console(markup=False, highlight=False, soft_wrap=True, stderr=True)  # progress and failures
 
-# What help and messages name, said here as the modules that define them import torch; tests compare both.
+# Copied for help and completion, as the modules that define these import torch; a test compares both.
 GPUS: Final = (
     "h200", "h100", "a100", "b200", "l40s", "4090", "mi300x", "5090", "pro-6000", "gb10", "b300", "h20",
     "h800", "h200-nvl", "gh200", "l4", "a10", "mi325x", "mi350",
@@ -56,32 +56,30 @@ _DTYPES: Final = {
 
 
 def examples(*lines: str) -> str:
-    """Return the end of a command's help: lines to type."""
+    """Return example commands as the end of a command's help."""
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
 
 
 def unknown(what: str, value: str, choices: Collection[str]) -> InvalidValueError:
-    """Return the error for a value that is none of the choices: it names those that look like it, or all."""
+    """Return the error for a value that is not a choice: it names similar choices, or all."""
     near = get_close_matches(value.lower(), choices)
     advice = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(choices)}"
     return InvalidValueError(f"{what} {value!r}: {advice}")
 
 
 def typed(context: typer.Context) -> dict[str, str]:
-    """Return the parameters that were typed, by name, as they are typed: "--any-rows"."""
+    """Return the options on the command line, by parameter name, as they are typed: "--any-rows"."""
     found = {}
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
         if source is not None and source.name == "COMMANDLINE":
-            option = next(
-                (each for each in parameter.opts if each.startswith("--")), str(parameter.name).upper()
-            )
-            found[str(parameter.name)] = option
+            long = (each for each in parameter.opts if each.startswith("--"))
+            found[str(parameter.name)] = next(long, str(parameter.name).upper())
     return found
 
 
 def refuse_together(named: Mapping[str, str], one: str, others: Iterable[str], why: str) -> None:
-    """Raise InvalidValueError if parameter `one` was typed, and one of the others too."""
+    """Raise InvalidValueError if both `one` and one of `others` are on the command line."""
     for other in others if one in named else ():
         if other in named:
             raise InvalidValueError(f"{named[one]} does not go with {named[other]}: {why}")
@@ -90,19 +88,19 @@ def refuse_together(named: Mapping[str, str], one: str, others: Iterable[str], w
 def refuse_unread(
     context: typer.Context, op: str, layout: str, shapes: Sequence[str] | None, *others: str
 ) -> None:
-    """Raise InvalidValueError for an option of shapes that was typed, and that nothing would read.
+    """Raise InvalidValueError for an option of shapes on the command line that has no effect.
 
-    `others` are parameters that would count for the cases of suites too.
+    `others` are parameters that would apply to the cases of suites too.
     """
-    given = typed(context)
+    options = typed(context)
     for name in ("op", "dtype", "layout", *others):
         if name in others or not shapes:
-            refuse_together(given, name, ("suite",), "each case of a suite has its own")
-        if name in given and not shapes:
-            raise InvalidValueError(f"{given[name]} is for shapes: name one, such as 4096x4096x4096")
-    if "layout" in given and op == "permute":
+            refuse_together(options, name, ("suite",), "each case of a suite has its own")
+        if name in options and not shapes:
+            raise InvalidValueError(f"{options[name]} is for shapes: name one, such as 4096x4096x4096")
+    if "layout" in options and op == "permute":
         raise InvalidValueError("--layout does not go with --op transpose: its rows are contiguous")
-    if "layout" in given and op == "linear_quantized" and layout.isalpha():
+    if "layout" in options and op == "linear_quantized" and layout.isalpha():
         raise InvalidValueError(f"--layout {layout!r}: linear_quantized takes one such as int4/128")
 
 
@@ -146,7 +144,7 @@ app = typer.Typer(
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a count and a noun: 1 trial, 2 trials."""
+    """Format a count: 1 trial, 2 trials."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -168,7 +166,7 @@ def _dtype_name(dtype: str) -> str:
 
 
 def _json(context: typer.Context, on: bool) -> bool:
-    """With --json, what the command prints besides the JSON goes to standard error."""
+    """With --json, send everything but the JSON to standard error."""
     if on:
         console.stderr = True
         context.call_on_close(lambda: setattr(console, "stderr", False))
@@ -234,13 +232,13 @@ Json = Annotated[
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON on standard output. What is not finite is null."""
+    """Print a value as JSON on standard output, with null for numbers that are not finite."""
     finite = json.loads(json.dumps(value, default=str), parse_constant=lambda name: None)
     print(json.dumps(finite, indent=1))
 
 
 def number(value: object, form: str = "", bad: bool = False) -> Text:
-    """A cell that stands to the right; empty for None, red where `bad`."""
+    """Return a right-aligned cell; empty for None, red if `bad`."""
     text = "" if value is None else format(value, form)
     return Text(text, style="bold red" if bad else "", justify="right")
 
@@ -252,9 +250,9 @@ def print_table(
     styles: Sequence[str] = (),
     to: Console = console,
 ) -> None:
-    """Print rows, one or more, of cells by column; `styles` has the style of each row.
+    """Print one or more rows of cells by column; `styles` are the rows' styles.
 
-    Columns of `same` whose value is the same in all rows move to the title.
+    Columns in `same` move to the title if their value is the same in all rows.
     """
     in_title = {name: str(rows[0][name]) for name in same if len({str(row[name]) for row in rows}) == 1}
     made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
@@ -270,34 +268,34 @@ def print_table(
 
 
 def print_folded(what: Text | Table, to: Console = console) -> None:
-    """Print text or a table folded to a terminal's width; at its full width into a pipe or a file."""
+    """Print text or a table, folded to the width of a terminal, in full to a pipe or file."""
     wide = Console(file=to.file, width=_UNFOLDED, markup=False, highlight=False, color_system=None)
     (to if to.is_terminal else wide).print(what, soft_wrap=False)
 
 
 def portfolios(made: "GpuTable") -> dict[str, dict[str, Any]]:
-    """How many configs a table's portfolios have and what their picks lose, by class, for JSON."""
+    """Return the number of configs and the loss of each portfolio in a table, by class, for JSON."""
     return {name: {"configs": len(own.configs), **vars(own.loss)} for name, own in made.portfolios.items()}
 
 
 def measured_on(results: Sequence[Mapping[str, Any]]) -> str:
-    """The GPUs and versions of results."""
+    """Return the GPUs and versions of results."""
     names = ("gpu", "torch", "triton")
     found = [" / ".join(dict.fromkeys(line["env"][name] for line in results)) for name in names]
     return f"{found[0] or 'no GPU'}, torch {found[1]}, triton {found[2]}"
 
 
 def joined(sizes: Sequence[str]) -> str:
-    """One shape of words written apart or together: 64 32 16 and 64 x 32 x 16 are 64x32x16."""
+    """Join the words of a shape: 64 32 16 and 64 x 32 x 16 are 64x32x16."""
     return re.sub(r" *[xX] *| +", "x", " ".join(sizes).strip())
 
 
 def cases_of(
     shapes: list[str] | None, names: list[str] | None, op: str, dtype: str, layout: str, only: str = ""
 ) -> "list[Case]":
-    """Return the cases of explicit shapes and of suites whose names hold `only`; by default, suite "quick".
+    """Return the cases of shapes and suites, by default of suite "quick", with `only` in their names.
 
-    Raises InvalidValueError if there is no such case.
+    Raises InvalidValueError if there is none.
     """
     from tritile.tune import suites
 
@@ -321,7 +319,7 @@ def cases_of(
 
 
 def as_called(cases: "Iterable[Case]") -> "list[Case]":
-    """Return the cases, those of float32 in "ieee" as a call makes them where no precision is named."""
+    """Return the cases; float32 in "ieee" gets the precision of a call that does not name one."""
     from tritile.families import numerics
 
     found = list(cases)
@@ -333,9 +331,9 @@ def as_called(cases: "Iterable[Case]") -> "list[Case]":
 
 
 def problems_of(cases: "Iterable[Case]", device: "Device") -> "list[Tiled]":
-    """Return the problems of calls, each once: of batch-invariant ones, where that is set for the process.
+    """Return the problems of calls, each once; batch-invariant ones if that is set for the process.
 
-    Leave out products that no batch-invariant call can ask for, and say so.
+    Then products that batch-invariant calls cannot have are left out, with a message.
     """
     from tritile.families import numerics
 
@@ -349,7 +347,7 @@ def problems_of(cases: "Iterable[Case]", device: "Device") -> "list[Tiled]":
 
 
 def progress(shown: bool = True) -> Progress:
-    """A bar on standard error of how many are done, of how many, and how long; only on a terminal."""
+    """Return a progress bar on standard error, with counts and time; shown only on a terminal."""
     columns = (
         TextColumn("{task.description}", justify="left", markup=False),
         BarColumn(20),
@@ -361,23 +359,20 @@ def progress(shown: bool = True) -> Progress:
 
 @contextmanager
 def working(on: str) -> Iterator[None]:
-    """Show on a terminal what takes more than a moment, without a count."""
+    """Show on a terminal that something takes a while, without a count."""
     with progress() as bar:
         bar.add_task(on, total=None)
         yield
 
 
 def say(text: str) -> None:
-    """Print on standard error what went wrong without ending a command, above a bar that is shown."""
+    """Print a failure that does not end the command on standard error, above any progress bar."""
     notes.print(text, style="red")
 
 
 @contextmanager
 def interruptible(budget_s: float | None = None) -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether to go on: False after so many seconds, or Ctrl-C.
-
-    A second Ctrl-C stops at once.
-    """
+    """Yield a function that returns False after `budget_s` seconds, or Ctrl-C; a second one interrupts."""
     stopping, end = False, math.inf if budget_s is None else time.monotonic() + budget_s
 
     def stop(number: int, frame: object) -> None:
@@ -395,9 +390,9 @@ def interruptible(budget_s: float | None = None) -> Iterator[Callable[[], bool]]
 
 
 def device_of(target: str | None, otherwise: str | None = None) -> "Device":
-    """Return the GPU that is named, else the current one, else the one named `otherwise`.
+    """Return the GPU named `target`, else the current one, else the one named `otherwise`.
 
-    Raises InvalidValueError for an unknown name, and where there is none.
+    Raises InvalidValueError for an unknown name, and if there is no GPU.
     """
     from tritile.core import device as devices
 
@@ -408,16 +403,15 @@ def device_of(target: str | None, otherwise: str | None = None) -> "Device":
     if devices.known_target(target) is None:
         name = target.lower()
         near = get_close_matches(name, GPUS) or get_close_matches(name, devices.SHORT.values(), 1, 0.85)
-        hint = f" (did you mean {' or '.join(near)}?)" if near else ""  # or it is a GPU that is not known
-        known = ", ".join(f"{short} ({full})" for short, full in devices.SHORT.items())
-        raise InvalidValueError(
-            f"--target {target!r}{hint}: expected one of {known}; for others see the page 'Add my GPU'"
-        )
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        names = ", ".join(f"{short} ({full})" for short, full in devices.SHORT.items())
+        expected = f"expected one of {names}; for others see the page 'Add my GPU'"
+        raise InvalidValueError(f"--target {target!r}{hint}: {expected}")
     return devices.target_device(target)
 
 
 def gpu_here(advice: str = "nothing can be measured") -> "Device":
-    """Return the current GPU. Raises InvalidValueError if there is none."""
+    """Return the current GPU. Raises InvalidValueError without one."""
     from tritile.core import device as devices
 
     device = devices.current_gpu()
@@ -448,9 +442,9 @@ def function_named(where: str, name: str) -> Callable[..., Any]:
 
 
 def check_output(path: Path | None, *suffixes: str, folder: bool = False, option: str = "--output") -> None:
-    """Raise InvalidValueError, with the option's name, before any work that could not be written.
+    """Raise InvalidValueError, naming the option, if a path cannot be written to; before any work.
 
-    `suffixes` are those that a file may have. Folders that are not there are made by `write`.
+    `suffixes` are those that a file may have. `write` makes missing folders.
     """
     if path is None:
         return
@@ -464,12 +458,12 @@ def check_output(path: Path | None, *suffixes: str, folder: bool = False, option
     there = next(each for each in (place, *place.parents) if each.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise InvalidValueError(
-            f"{option} {path} cannot be written: {there} is not a folder that can be written to"
+            f"{option} {path} cannot be written: {there} is not a folder that is writable"
         )
 
 
 def write(path: Path, data: str) -> None:
-    """Write a file whole, with the folders that it lies in. Raises OSError."""
+    """Write a file atomically, and make its folders. Raises OSError."""
     from tritile.tuner.store.files import write_whole
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -64,28 +64,28 @@ def tune(
 ) -> None:
     """Measure configs for problems on this GPU and remember the best.
 
-    Without shapes and suites it takes suite quick. With a --target that is not here nothing is measured: it
-    prints what calls would run there, and how long that is predicted to take.
+    Without shapes and suites it tunes suite quick. For a --target that is not here nothing is measured: it
+    prints what calls would run there, and the predicted times.
 
-    Started by torchrun, rank i of n takes every n-th problem, on its own GPU. Ranks of one host remember in
-    its one store; `tritile merge` joins those of several hosts.
+    Started by torchrun, each of n ranks takes every n-th problem, on its own GPU. The ranks of a host share a
+    store; `tritile merge` joins the stores of several hosts.
 
-    The exit status is 1 where problems are left untuned: out of time, stopped, or no config works. That of a
-    rank is 0 then, as torchrun would stop the other ranks.
+    The exit status is 1 if problems are left untuned: out of time, stopped, or no config works. A rank exits
+    with 0 even then, as torchrun would stop the other ranks.
     """
-    given = shared.typed(context)
+    options = shared.typed(context)
     problems = ("shapes", "suite", "op", "dtype", "layout", "only", "force", "exhaustive", "target")
     measuring = ("budget", "force", "exhaustive")
     shared.refuse_together(
-        given, "model", (*problems, "budget", "calibrate"), "it measures what its step calls"
+        options, "model", (*problems, "budget", "calibrate"), "it measures what its step calls"
     )
-    shared.refuse_together(given, "calibrate", problems, "it measures sizes of its own, on this GPU")
-    shared.refuse_together(given, "target", measuring, "nothing is measured for a GPU that is not here")
+    shared.refuse_together(options, "calibrate", problems, "it measures sizes of its own, on this GPU")
+    shared.refuse_together(options, "target", measuring, "nothing is measured for a GPU that is not here")
     shared.refuse_unread(context, op, layout, shapes)
     for name in ("sizes", "configs", "sweeps", "output"):
-        if name in given and not calibrate:
+        if name in options and not calibrate:
             raise InvalidValueError(
-                f"{given[name]} is for --calibrate: what is measured is remembered without"
+                f"{options[name]} is for --calibrate: what is measured is remembered without"
             )
     shared.check_output(output)
     shared.check_output(sweeps, folder=True, option="--sweeps")
@@ -93,13 +93,13 @@ def tune(
     from tritile.cli import calibrating, tune_model, tuning
     from tritile.core import device as devices
     from tritile.planning import gpu_tables, table
-    from tritile.tuner.measure.engine import Rules, whole
+    from tritile.tuner.measure.engine import Rules, exhaustive_rules
     from tritile.tuner.measure.workers import processes_for
 
     rank, size, on_host, of_host = tuning.ranks()
     if size > 1 and (model or calibrate or as_json):
         raise InvalidValueError(
-            "--model, --calibrate and --json are for one process, not for ranks of torchrun"
+            "--model, --calibrate and --json are for one process, not for torchrun's ranks"
         )
     if model:
         return tune_model.tune_model(model, as_json)
@@ -112,7 +112,7 @@ def tune(
             classes = shared.portfolios(table.read(path)) if path.exists() else {}
             shared.print_json({"gpu": device.name, "table": path, "classes": classes})
         return
-    rules = whole(Rules(problem_s=math.inf)) if exhaustive else Rules()
+    rules = exhaustive_rules(Rules(problem_s=math.inf)) if exhaustive else Rules()
     cases = shared.cases_of(shapes, suite, op, dtype, layout, only)
     if target is not None:
         there, here = shared.device_of(target), devices.current_gpu()

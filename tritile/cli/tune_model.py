@@ -26,7 +26,7 @@ def _seconds(step: Callable[[], Any]) -> float:
 
 
 def tune_model(name: str, as_json: bool = False) -> None:
-    """Measure the linear layers that a step calls, and time the step with those that win exchanged."""
+    """Measure the linear layers that a step calls, and time the step with the faster ones exchanged."""
     gpu_here()
     step = shared.function_named("--model", name)
     called: dict[torch.nn.Module, None] = {}

@@ -1,4 +1,4 @@
-"""What `tritile tune` does with a list of problems: measure them on this GPU, or predict for another."""
+"""What `tritile tune` does with a list of problems: measure on this GPU, or predict for another."""
 
 import os
 import re
@@ -19,16 +19,16 @@ from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.planning import aten, gpu_tables, plans
 from tritile.tune import now
 from tritile.tune.subject.problem import is_tuned
-from tritile.tuner.measure.engine import Rules, Tuned, logged
+from tritile.tuner.measure.engine import Rules, Tuned
 from tritile.tuner.measure.workers import PoolRunner
 from tritile.tuner.store.trial import TORCH, Trial
 from tritile.tuner.store.trials import store_of
 
 
 def ranks() -> tuple[int, int, int, int]:
-    """Return RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE of torchrun, or 0, 1, 0, 1 without it.
+    """Return torchrun's RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; 0, 1, 0, 1 without it.
 
-    Raises InvalidValueError if they make no sense.
+    Raises InvalidValueError if they are inconsistent.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return 0, 1, 0, 1
@@ -37,9 +37,8 @@ def ranks() -> tuple[int, int, int, int]:
     shown = ", ".join(f"{name}={text}" for name, text in texts.items())
     rank, size, on_host, of_host = (int(each) if each.isdecimal() else -1 for each in texts.values())
     if not (0 <= rank < size and 0 <= on_host < of_host):
-        raise InvalidValueError(
-            f"{shown}: expected the variables that torchrun sets, or no WORLD_SIZE for one process"
-        )
+        expected = "expected the variables that torchrun sets, or no WORLD_SIZE for one process"
+        raise InvalidValueError(f"{shown}: {expected}")
     return rank, size, on_host, of_host
 
 
@@ -49,7 +48,6 @@ def _torch_us(problem: Problem, device: Device) -> float | None:
 
 
 def _summary(done: Sequence[Tuned], device: Device, seconds: float) -> str:
-    """One line on what was tuned, how it compares with torch, and whether it is remembered."""
     best = {tuned.problem: tuned.best.time for tuned in done if tuned.best is not None}
     text = f"{counted(len(best), 'problem')} in {seconds:.0f} s"
     ratios = {
@@ -68,7 +66,7 @@ def _summary(done: Sequence[Tuned], device: Device, seconds: float) -> str:
 
 
 def measurable(problems: Iterable[Tiled]) -> list[Tiled]:
-    """Leave out problems that only torch computes, and say so. Raises UnsupportedError if none is left."""
+    """Drop the problems that only torch computes, with a message. Raises UnsupportedError if none is left."""
     kept = list[Tiled]()
     for problem in problems:
         if aten.is_torch_only(problem):
@@ -90,10 +88,10 @@ def tune_here(
     others = f"{len(todo)} of {counted(len(problems), 'problem')} to tune, the others are remembered"
     console.print(f"{device.name}: {others}")
     index, store, started = devices.current_index(), store_of(device), time.monotonic()
-    remember, done, failures = logged(store.add), list[Tuned](), Counter[str]()
+    done, failures = list[Tuned](), Counter[str]()
 
     def on_trial(digest: str, trial: Trial) -> None:
-        remember(digest, trial)
+        store.add(digest, trial)
         if trial.failure:
             reason = re.sub(r"\d+", "..", trial.failure.partition(":")[0])  # bytes, registers
             failures[textwrap.shorten(reason, 60, placeholder=" ...")] += 1
@@ -144,7 +142,7 @@ _MEASURED: Final = "exact", "pinned", "table"  # sources of plans whose reasons 
 
 
 def tune_elsewhere(problems: list[Tiled], device: Device, as_json: bool) -> None:
-    """Print what calls run on a GPU that is not installed, and how long that is predicted to take."""
+    """Print what calls would run on a GPU that is not installed, and the predicted times."""
     planned, ratios = list[plans.Plan](), dict[str, float]()
     with shared.progress() as bar:
         for problem in bar.track(problems, description="predicting"):
@@ -159,7 +157,7 @@ def tune_elsewhere(problems: list[Tiled], device: Device, as_json: bool) -> None
             if plan.us and plan.other_us:
                 ratios[problem.label] = 1.0 if by_torch else plan.other_us / plan.us
             if not as_json:
-                us = f"{plan.us:.1f} us" if plan.us else "no time is known"
+                us = f"{plan.us:.1f} us" if plan.us else "no estimate"
                 name, config = ("tritile", "") if by_torch else ("torch", f", {plan.config}")
                 other = f", {name} {plan.other_us:.1f} us" if plan.other_us else ""
                 origin = plan.why if by_torch or plan.source in _MEASURED else "predicted"

@@ -30,7 +30,7 @@ from tritile.tune.suites import Case
 from tritile.tuner.adoption import tuner_for
 from tritile.tuner.arguments import check_grid, check_keywords, identity
 from tritile.tuner.autotuner import Autotuner
-from tritile.tuner.decorated import REFERENCE, elsewhere
+from tritile.tuner.decorated import REFERENCE, shipped
 from tritile.tuner.measure import timing
 
 Log = Callable[[str], None]
@@ -194,7 +194,7 @@ def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any])
     config = identity(plan.config)
     call = kernel.call(args, {"warmup": False} | kwargs, device)
     raced = [config] if kernel.reference is None else [config, REFERENCE]
-    with elsewhere(replace(call, configs={config: plan.config})) as (runner, tunable):
+    with shipped(replace(call, configs={config: plan.config})) as (runner, tunable):
         try:
             runner.begin(tunable)
             samples = runner.race(tunable, raced)

@@ -37,7 +37,7 @@ from tritile.tuner.arguments import (
     identified,
 )
 from tritile.tuner.autotuner import Autotuner, autotune
-from tritile.tuner.decorated import KernelCall, checked_here, elsewhere, referred
+from tritile.tuner.decorated import KernelCall, check_in_process, expected_outputs, shipped
 from tritile.tuner.measure.outputs import OUTSIDE, WRONG
 from tritile.tuner.measure.shipping import Shipment, StandIn, described, stood_in, unpack
 from tritile.tuner.measure.workers import WorkerPool
@@ -161,7 +161,7 @@ def _here(call: KernelCall, configs: list[triton.Config]) -> Results:
         key = str(sorted(config.kwargs.items())), config.pre_hook, options
         if key not in results:
             try:
-                results[key] = checked_here(call, config)
+                results[key] = check_in_process(call, config)
             except TuningError as wrong:
                 results[key] = wrong
                 dtypes = {dtype for _, dtype in call.problem.dtypes}
@@ -180,7 +180,7 @@ def _elsewhere(call: KernelCall, configs: list[triton.Config]) -> Results:
     named = identified(configs)
     with ExitStack() as stack:
         try:
-            shop, subject = stack.enter_context(elsewhere(replace(call, configs=named)))
+            shop, subject = stack.enter_context(shipped(replace(call, configs=named)))
             shop.begin(subject)
         except (UnsupportedError, TuningError) as error:
             _warn_in_process(call.problem.label, "checked", error)
@@ -388,7 +388,7 @@ def check(
         call = replace(kernel.call(in_order, named, on), keeps_inputs=True)
         labels.append(call.problem.label.strip() + f" of make({', '.join(map(str, sizes))})" * bool(sizes))
         if target is None:
-            compared |= dict.fromkeys(referred(call.copied()))
+            compared |= dict.fromkeys(expected_outputs(call.copied()))
         configs = list(call.configs.values())
         if kernel.space is not None:
             configs = [config.to_triton() for config in kernel.space.configs()]

@@ -26,8 +26,8 @@ from tritile.tune.subject.problem import is_tuned
 from tritile.tuner.adoption import tuner_for
 from tritile.tuner.arguments import check_keywords
 from tritile.tuner.autotuner import Autotuner
-from tritile.tuner.decorated import measured, rules_of
-from tritile.tuner.measure.engine import Rules, whole
+from tritile.tuner.decorated import measured_config, rules_of
+from tritile.tuner.measure.engine import Rules, exhaustive_rules
 from tritile.tuner.store.trial import TORCH, Trial, best_of
 from tritile.tuner.store.trials import store_of
 
@@ -139,7 +139,7 @@ def _of_kernel(
         raise InvalidValueError("tune: grid is missing: expected grid=, as in kernel[grid]")
     call = kernel.call(args, kwargs, device)
     started, before = time.perf_counter(), set(store_of(device).trials(call.source, call.problem))
-    config = measured(kernel, call, rules, force)
+    config = measured_config(kernel, call, rules, force)
     kernel.forget()
     best = kernel.remembered(call.problem, device, call.configs)
     counts = _since(started, before, store_of(device).trials(call.source, call.problem))
@@ -190,7 +190,7 @@ def tune(
     if isinstance(what, Autotuner):
         rules = rules_of(what)
     if exhaustive:
-        rules = whole(replace(rules, problem_s=math.inf))
+        rules = exhaustive_rules(replace(rules, problem_s=math.inf))
     if budget is not None:
         rules = replace(rules, problem_s=budget)
     if isinstance(what, Autotuner):

@@ -4,14 +4,13 @@
     tritile.tune(problem)  # the problem of a plan: tritile.plan(...).problem
     tritile.tune(softmax, x, out, 300, grid=grid)  # a kernel that tritile.autotune decorates
 
-It takes `exhaustive=True` to try every config, `budget=` for the seconds to stop after, and `force=True` to
-measure again what is remembered. It returns a `TuneResult`, which prints as a table.
-`help(tritile.lab.tune.tune)` says more.
+`exhaustive=True` tries every config, `budget=` limits the seconds, and `force=True` measures again what is
+remembered. The result is a `TuneResult`, which prints as a table. See `help(tritile.lab.tune.tune)`.
 
-How a problem of tritile's own gets a measured winner:
+How a problem of tritile's own operations is measured:
 
-    now           tunes many problems by search, or one at its first call in mode "tune"
-    subject       makes a problem's operands and checks answers
+    now           tunes many problems, or one at its first call in mode "tune"
+    subject       makes a problem's operands, and checks answers
     calibrate     makes the portfolio of a class of problems
     suites        lists of problems
 
@@ -25,7 +24,7 @@ from typing import Any
 
 
 class _Tune(ModuleType):
-    """Be this package and, where it is called, the function of the same name."""
+    """This package which, when called, is the function of the same name."""
 
     def __call__(self, what: Any, *args: Any, **options: Any) -> Any:
         from tritile.lab.tune import tune
@@ -33,7 +32,7 @@ class _Tune(ModuleType):
         return tune(what, *args, **options)
 
     def __reduce__(self) -> Any:
-        """Have copies and pickles be the package itself, as those of a function are the function."""
+        """Copy and pickle by name, as functions do."""
         return import_module, (self.__name__,)
 
 

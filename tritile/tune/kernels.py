@@ -1,10 +1,10 @@
-"""tritile's product kernel under `tritile.autotune`, to be launched as any kernel of Triton.
+"""tritile's product kernel under `tritile.autotune`, to be launched like any Triton kernel.
 
     tritile.kernels.matmul_tile[lambda meta: (...)](a_ptr=a, ..., PRECISION="ieee")
 
-In mode "tune", its default, a call searches BLOCK_M, BLOCK_N, BLOCK_K and the rest of the family's space,
-remembers the times and runs. Of thousands of configs it measures those that are legal and predicted to be
-fastest. `tritile.matmul` does not launch through this kernel: its calls are planned.
+In mode "tune", the default, a call measures the configs that are legal and predicted to be fastest, out of
+thousands in the family's space, stores the times and runs the winner. `tritile.matmul` does not launch
+through this kernel: its calls are planned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,12 @@ from tritile.tuner.autotuner import Autotuner, autotune
 _KEY: Final = (
     "M", "N", "K", "batch", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_om", "PRECISION"
 )  # fmt: skip
-_MEASURED: Final = 48  # the likeliest configs of a call, which are measured
-_STAND_IN: Final = "nvidia-h200"  # the GPU for which configs are ranked when tensors lie in host memory
+_MEASURED: Final = 48  # configs to measure for a call, the likeliest first
+_STAND_IN: Final = "nvidia-h200"  # the GPU for which configs are ranked if tensors are in host memory
 
 
 def problem_of(named: Mapping[str, Any]) -> MatmulProblem:
-    """Return the product that arguments of `matmul_tile` ask for, without its epilogue."""
+    """Return the product that arguments of `matmul_tile` describe, without its epilogue."""
     batch = tuple(named["batch_shape"]) if prod(named["batch_shape"]) > 1 else ()
 
     def view(name: str, rows: str, columns: str) -> View:

@@ -1,4 +1,4 @@
-"""Tune problems of tritile's own: many by search, or one at its first call in mode "tune"."""
+"""Tune problems of tritile's own operations: many, or one at its first call in mode "tune"."""
 
 import contextlib
 import statistics
@@ -14,16 +14,16 @@ from tritile.planning.portfolio import RACED
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.problem import TunableProblem, task_of
 from tritile.tuner.measure import engine
-from tritile.tuner.measure.engine import OnTrial, Rules, Tuned, logged, now
+from tritile.tuner.measure.engine import OnTrial, Rules, Tuned, log_trial, now
 from tritile.tuner.measure.workers import PoolRunner, shared_runner
 from tritile.tuner.store.trial import TORCH, Trial, best_of
 from tritile.tuner.store.trials import store_of
 
 
 def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
-    """Return the fastest of the likeliest configs of a problem's portfolio, else of all that a search tries.
+    """Return the fastest of the likeliest configs of a problem's portfolio, else what a search finds.
 
-    Trials are remembered. Raises TuningError, with the reasons, if no config works.
+    Trials are stored. Raises TuningError, with the reasons, if no config works.
     """
     if likely := plans.likely(problem, device, RACED):
         with contextlib.suppress(TuningError):  # none of these works
@@ -35,11 +35,11 @@ def tune(
     problems: Iterable[Tiled], device: Device, runner: PoolRunner, on_trial: OnTrial, rules: Rules,
     force: bool = False, should_continue: Callable[[], bool] = lambda: True, among: Sequence[Config] = (),
 ) -> Iterator[Tuned]:  # fmt: skip
-    """Search for the best config of each problem, or try those `among` alone; yield each problem when done.
+    """Search for the best config of each problem, or only `among` these; yield each outcome when done.
 
-    Trials in the store are used, unless `force`; `on_trial` gets every new one. Stops before the next problem
-    once `should_continue()` is false. A problem that runs out of GPU memory, or whose every config fails, is
-    yielded with its failure.
+    Trials in the store are used unless `force`; `on_trial` gets every new one. Stops before the next problem
+    once `should_continue()` is false. If a problem runs out of GPU memory, or if no config works, its outcome
+    has a failure.
     """
     tasks = (task_of(each, device, force, among) for each in problems)
     for tuned in engine.tune(tasks, runner, rules, on_trial, should_continue):
@@ -53,22 +53,21 @@ def searched_now(
 ) -> Config:  # fmt: skip
     """Return the fastest config that a search finds within the seconds of `TRITILE_TUNE_BUDGET`.
 
-    `among`: configs to try, and no others. Trials are remembered. Raises TuningError, with the reasons, where
-    no config works.
+    `among`: the only configs to try. Trials are stored. Raises TuningError, with the reasons, if no config
+    works.
     """
     rules = rules or Rules(problem_s=settings.tune_budget_s(Rules.problem_s))
     with shared_runner(gpu) as runner:
-        (tuned,) = tune([problem], device, runner, logged(store_of(device).add), rules, force, among=among)
+        (tuned,) = tune([problem], device, runner, store_of(device).add, rules, force, among=among)
     if tuned.best is None:
         raise TuningError(f"{problem.label}: {tuned.failure}") from tuned.cause
     return tuned.best.config
 
 
 def time_torch(problem: Tiled, device: Device, gpu: int) -> None:
-    """Time torch and a problem's fastest measured config by turns, and remember torch's time.
+    """Time torch interleaved with a problem's fastest measured config, and store its time or failure.
 
-    A failure is remembered, too. Nothing is where torch has no single call for the problem, or no config of
-    it was measured.
+    Does nothing if torch has no single call for the problem, or if no config of it was measured.
     """
     best = best_of(plans.trials(problem, device))
     if torch_calls.run_of(problem) is None or best is None or not best.us:
@@ -77,9 +76,11 @@ def time_torch(problem: Tiled, device: Device, gpu: int) -> None:
     with shared_runner(gpu) as runner:
         try:
             pairs = zip(*runner.race(tunable, [best.config, aten.CONFIG]), strict=True)
-            us = best.us * statistics.median(torchs / own for own, torchs in pairs)
+            us = best.us * statistics.median(by_torch / own for own, by_torch in pairs)
         except TuningError as error:
             failure = str(error)
         finally:
             runner.end(tunable)
-    logged(store_of(device).add)(TORCH, Trial(problem, aten.CONFIG, us, failure=failure, measured_utc=now()))
+    trial = Trial(problem, aten.CONFIG, us, failure=failure, measured_utc=now())
+    store_of(device).add(TORCH, trial)
+    log_trial(trial)

@@ -6,11 +6,11 @@ A file holds a `description` and entries `[[cases]]`. An entry stands for every 
 - `sizes`: as the command line takes them, "4096x4096x1024". `m = [...]` stands for a first size of each.
 - "matmul": sizes MxNxK or BxMxNxK; `layouts`; `precisions` (default: IEEE); `epilogues`, as
   `core.epilogue.Epilogue` writes them (default: none).
-- "permute": sizes of x, of any rank. `dims = [[...]]` tells which dimension comes at each place, for each x
-  or once for all (default: the last two are exchanged).
+- "permute": sizes of x, of any rank. `dims = [[...]]` is the order of dimensions as `torch.permute` takes it,
+  for each x or once for all (default: the last two are exchanged).
 - "linear_quantized": sizes MxNxK. `weights` takes the place of layouts: bits and group size, as "int4/128",
   and with zero points "int4/128 zeros".
-- "grouped": sizes GxMxNxK; `layouts`; `precisions`. `loads` tells how groups share m
+- "grouped": sizes GxMxNxK; `layouts`; `precisions`. `loads`: how groups share m
   (`tritile.core.problem.ends_of`).
 """
 
@@ -82,20 +82,19 @@ class Case:
     load: str = ""
 
     def __post_init__(self) -> None:
-        wanted = _lacking(self)
-        if wanted:
+        if expected := _misfit(self):
             fields = {name: value for name, value in vars(self).items() if value not in ("", ())}
-            raise InvalidValueError(f"case {str(fields)[:300]}: expected {wanted}")
+            raise InvalidValueError(f"case {str(fields)[:300]}: expected {expected}")
         _ = self.problem  # checks the sizes
 
     @property
     def problem(self) -> Tiled:
-        """Return the problem that contiguous tensors at aligned addresses pose."""
+        """The problem of a call on contiguous tensors at aligned addresses."""
         return _TABLE[self.op].problem(self)
 
 
-def _lacking(case: Case) -> str:
-    """Return what a case should have, "" if nothing is wrong with its words and kinds of values."""
+def _misfit(case: Case) -> str:
+    """Return what was expected of a case whose strings or types of values are wrong, else ""."""
     if case.op not in OPS:
         return f"an op of {', '.join(OPS)}"
     op = _TABLE[case.op]
@@ -144,7 +143,7 @@ def _matmul(case: Case) -> MatmulProblem:
 
 
 def _grouped(case: Case) -> GroupedProblem:
-    """Return the problem of groups; fp8 operands have scales, as torch wants them."""
+    """Return the problem of groups; fp8 operands have scales, as torch requires."""
     a_layout, b_layout = (_LAYOUT_OF[letter] for letter in case.layout)
     fp8 = case.dtype in FP8_DTYPES
     size, out_dtype = ITEMSIZE[case.dtype], "bfloat16" if fp8 else case.dtype
@@ -281,8 +280,7 @@ def _suite_cases(suite: str, data: dict[str, Any]) -> list[Case]:
 def load(path: Path) -> list[Case]:
     """Return the cases of a suite's file; the suite is named after the file.
 
-    Raises FileError, with the file's name and what was wanted, if the file cannot be read or is no
-    suite.
+    Raises FileError, with the file's name and what was expected, if it cannot be read or is not a suite.
     """
     try:
         return _suite_cases(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
@@ -291,16 +289,16 @@ def load(path: Path) -> list[Case]:
 
 
 def find(names: Iterable[str], directory: Path) -> list[Case]:
-    """Return the cases of the named suites in a folder, in the order given, each suite once.
+    """Return the cases of the named suites in a folder, each suite once.
 
-    Raises InvalidValueError for a name that is not there, and as `load` does.
+    Raises InvalidValueError for a name that is not there, and whatever `load` raises.
     """
-    known = {path.stem: path for path in sorted(directory.glob("*.toml"))}
+    paths = {path.stem: path for path in sorted(directory.glob("*.toml"))}
     cases: list[Case] = []
     for name in dict.fromkeys(names):
-        if name not in known:
-            raise InvalidValueError(f"no suite {name!r} in {directory}: it has {', '.join(known) or 'none'}")
-        cases += load(known[name])
+        if name not in paths:
+            raise InvalidValueError(f"no suite {name!r} in {directory}: it has {', '.join(paths) or 'none'}")
+        cases += load(paths[name])
     return cases
 
 

@@ -1,13 +1,10 @@
-"""The tuner of one kernel that somebody else decorated with `triton.autotune`: see `adoption`."""
+"""The tuner of a kernel that somebody else decorated with `triton.autotune`: see `adoption`."""
 
-import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import triton
 
-from tritile.core.device import Device
 from tritile.core.forgetting import Memo
 from tritile.core.settings import requested_mode
 from tritile.core.torch_private import TracingContext
@@ -18,22 +15,21 @@ from tritile.errors import (
     NotTunedError,
     UntunedWarning,
     brief,
-    callers_level,
 )
 from tritile.tuner import traced
 from tritile.tuner.adoption import TUNERS, AdoptedKernel, Options, Unchosen, warn
 from tritile.tuner.arguments import DESCRIPTORS
-from tritile.tuner.autotuner import DTYPES, MAX_CACHED, NO_DTYPE, Autotuner, Key, Place
+from tritile.tuner.autotuner import DTYPES, MAX_CACHED, NO_DTYPE, Autotuner, CacheKey, Place
 from tritile.tuner.plan import KernelPlan
 from tritile.tuner.store.trial import seconds_between
 from tritile.tuner.store.trials import store_of
 
-_NONE: Final[dict[Key, triton.Config]] = {}
+_NONE: Final[dict[CacheKey, triton.Config]] = {}
 _taken: set[int] = set()  # GPUs that had no room for workers: this process tries no more
 
 
-class _OfKernel:
-    """An attribute that programs read of the kernel, and that its tuner sets."""
+class _KernelAttribute:
+    """An attribute that lives on the kernel, where programs read it."""
 
     def __set_name__(self, kind: type, name: str) -> None:
         self._name = name
@@ -46,14 +42,14 @@ class _OfKernel:
 
 
 class Adopted(Autotuner):
-    """Tune a kernel as its own attributes say; what it chooses goes into the kernel's own `cache`.
+    """Tunes a kernel by the kernel's own attributes, and puts its choices into the kernel's own `cache`.
 
-    `before` is the tuner that the kernel had until a program changed an attribute of it.
+    `before` is the tuner that the kernel had until a program changed one of its attributes.
     """
 
-    best_config = _OfKernel()
-    configs_timings = _OfKernel()
-    bench_time = _OfKernel()
+    best_config = _KernelAttribute()
+    configs_timings = _KernelAttribute()
+    bench_time = _KernelAttribute()
     measures_on_taken_gpu = False
 
     def __init__(
@@ -73,10 +69,10 @@ class Adopted(Autotuner):
         )  # fmt: skip
         for name, value in own.items():
             kernel.__dict__.pop(name, None) if value is None else setattr(kernel, name, value)
-        self._cache: dict[Key, triton.Config] = kernel.cache
+        self._cache: dict[CacheKey, triton.Config] = kernel.cache
         self._caches: dict[Any, Any] = {}
-        self._written: dict[Key, triton.Config] = {}  # what this tuner put into the kernel's cache
-        self._guessed: set[tuple[str, Key]] = set()  # calls of a mode whose config nobody measured
+        self._written: dict[CacheKey, triton.Config] = {}  # what this tuner put into the kernel's cache
+        self._guessed: set[tuple[str, CacheKey]] = set()  # mode and call of unmeasured choices
         if before is not None and before.kernel is kernel:
             self._digest, self._warnings, self._retuned = before._digest, before._warnings, before._retuned
             if before._cache is kernel.cache and before.keys == self.keys:
@@ -84,9 +80,9 @@ class Adopted(Autotuner):
         TUNERS.add(self)
 
     def launch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Launch with the config that the kernel's `cache` has, or else is chosen; Unchosen without one."""
+        """Launch with the config in the kernel's `cache`, else with one chosen now. May raise Unchosen."""
         kernel, mode = self.kernel, self.mode or requested_mode() or "tune"
-        key, gpu = self.key_of(args, kwargs)
+        key, gpu = self.cache_key_of(args, kwargs)
         config, written = self._caches.get((mode, gpu), _NONE).get(key), self._cache.get(key)
         if config is None or config is not written:
             config = self._chosen((mode, gpu), key, config, written, args, kwargs)
@@ -99,16 +95,17 @@ class Adopted(Autotuner):
         return self.launch(args, kwargs)
 
     def _chosen(
-        self, place: Place, key: Key, chosen: triton.Config | None, written: triton.Config | None,
+        self, place: Place, key: CacheKey, chosen: triton.Config | None, written: triton.Config | None,
         args: tuple[Any, ...], kwargs: Mapping[str, Any],
     ) -> triton.Config:  # fmt: skip
-        """Return a program's own entry of the kernel's `cache`, else what is chosen for the mode and the GPU.
+        """Return the program's own entry in the kernel's `cache`, else the choice for the mode and GPU.
 
-        That is put into the cache, for programs to read. An entry that a program took away is chosen anew.
+        The choice goes into the cache, for programs to read. If a program removes an entry, it is chosen
+        again.
         """
         cache = self._cache
         if written is None and key in cache:
-            written = cache[key]  # some answer by `in` alone
+            written = cache[key]  # the `get` of some caches misses what `in` finds
         if written is not None and self._written.get(key) is not written:
             return written
         if chosen is None or written is None:
@@ -116,33 +113,33 @@ class Adopted(Autotuner):
             own.pop(key, None)
             chosen = self._on_miss(place, own, key, args, dict(kwargs))
             if own.get(key) is not chosen:
-                return chosen  # of a capture, after which it is chosen again
+                return chosen  # not cached: during a capture
         self._written[key] = cache[key] = chosen
         return chosen
 
     def drop_guesses(self) -> None:
-        """Take out of the kernel's cache what nobody measured: Triton would take it for measured."""
+        """Remove unmeasured choices from the kernel's cache, where Triton would take them for measured."""
         for _, key in self._guessed:
             if key in self._written and self._cache.get(key) is self._written[key]:
                 del self._cache[key]
         self._guessed.clear()
 
     def _launch_watched(self, config: triton.Config, mode: str, args: tuple[Any, ...], kwargs: Any) -> Any:
-        self.kernel.nargs = dict(zip(self.arg_names, args, strict=False))  # where hooks look for it
+        self.kernel.nargs = dict(zip(self.arg_names, args, strict=False))  # for hooks
         try:
             return super()._launch_watched(config, mode, args, kwargs)
         finally:
             self.kernel.nargs = None
 
-    def key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, int]:
-        """Return just Triton's key, by which programs read and write the cache, and the GPU of a tensor."""
+    def cache_key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CacheKey, int]:
+        """Return exactly Triton's cache key, as programs access the cache by it, and a tensor's GPU."""
         placed, gpu = len(args), -1
         key = [
             args[index] if index < placed else kwargs[name]
             for name, index in self.key_indices()
             if index < placed or name in kwargs
         ]
-        for value in args if len(kwargs) <= 2 else (*args, *kwargs.values()):  # beside grid and warmup
+        for value in args if len(kwargs) <= 2 else (*args, *kwargs.values()):  # more than grid and warmup
             if value.__class__ in NO_DTYPE:
                 continue
             dtype = getattr(value, "dtype", None)
@@ -155,9 +152,9 @@ class Adopted(Autotuner):
         return tuple(key), gpu
 
     def _on_miss(
-        self, place: Place, cache: Any, key: Key, args: tuple[Any, ...], kwargs: Any
+        self, place: Place, cache: Any, key: CacheKey, args: tuple[Any, ...], kwargs: Any
     ) -> triton.Config:
-        self.kernel.nargs = dict(zip(self.arg_names, args, strict=False))  # where prunings look for it
+        self.kernel.nargs = dict(zip(self.arg_names, args, strict=False))  # for prunings
         try:
             return super()._on_miss(place, cache, key, args, kwargs)
         except (NotTunedError, NotCompiledError):
@@ -168,49 +165,44 @@ class Adopted(Autotuner):
                 text = f"mode is strict, and tritile chooses no config for {name}: {brief(error)}"
                 raise NotTunedError(text) from error
             if not why:
-                warn(
-                    f"tritile chooses no config for {name}, and Triton tunes it: {brief(error)}",
-                    RuntimeWarning,
-                )
+                text = f"tritile chooses no config for {name}, and Triton tunes it: {brief(error)}"
+                warn(text, RuntimeWarning)
             raise Unchosen from error
         finally:
             self.kernel.nargs = None
 
     def choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: str) -> KernelPlan:
         before, self.bench_time = self.bench_time, 0.0  # measuring sets it
-        key, gpu = self.key_of(args, kwargs)
+        key, gpu = self.cache_key_of(args, kwargs)
         try:
             plan = super().choose(args, kwargs, "cached" if mode == "tune" and gpu in _taken else mode)
         except GpuTakenError as error:
             _taken.add(gpu)
-            with suppress(Warning):
-                self._warn_taken(gpu, error)
+            self._warn_taken(gpu, error)
             plan = super().choose(args, kwargs, "cached")
         finally:
             seconds = self.bench_time
             self.bench_time = seconds or before or 0.0
         if self.configs_timings is None:
             self.configs_timings = {}
-        is_known = plan.source in ("exact", "table")
-        (self._guessed.discard if is_known else self._guessed.add)((mode, key))
-        trials = store_of(plan.device).trials(self.digest, plan.problem) if is_known and not seconds else []
-        self._record.count(is_known, seconds, seconds_between(trials))
+        is_measured = plan.source in ("exact", "table")
+        (self._guessed.discard if is_measured else self._guessed.add)((mode, key))
+        trials = [] if seconds or not is_measured else store_of(plan.device).trials(self.digest, plan.problem)
+        self._record.count(is_measured, seconds, seconds_between(trials))
         return plan
 
     def _warn_taken(self, gpu: int, error: GpuTakenError) -> None:
         text = f"tritile measures nothing more on GPU {max(gpu, 0)}, which has no room for it: {error}"
         advice = "Kernels run with the config of the nearest measured problem, or their first."
         how = "Tune before the GPU is full, or on another of its model: tritile run --mode tune COMMAND"
-        warnings.warn(f"{text}. {advice} {how}", UntunedWarning, stacklevel=callers_level())
+        self._warn(f"{text}. {advice} {how}", UntunedWarning)
 
     def warn_untuned(self, *args: Any) -> None:
-        with suppress(Warning):  # adoption breaks no program that makes errors of warnings
-            if not _taken:  # which was said once
-                super().warn_untuned(*args)
+        if not _taken:  # which was said once
+            super().warn_untuned(*args)
 
-    def warn_of_retuning(self, device: Device) -> None:
-        with suppress(Warning):
-            super().warn_of_retuning(device)
+    def _warn(self, text: str, category: type[Warning]) -> None:
+        warn(text, category)  # does not raise: adoption breaks no program that turns warnings into errors
 
     def shown_to_tracer(self) -> Any:
         """Return the pruning that leaves torch's tracer the remembered configs."""
@@ -220,15 +212,15 @@ class Adopted(Autotuner):
 
 
 def _bench_of(kernel: Any) -> Any:
-    """Return a program's own benchmark; None for Triton's, also with `warmup`, `rep` or `use_cuda_graph`."""
+    """Return a program's own benchmark; None for Triton's, even with `warmup`, `rep` or `use_cuda_graph`."""
     bench = kernel.__dict__.get("_do_bench")
     return None if getattr(bench, "__module__", None) == TritonAutotuner.__module__ else bench
 
 
 def _hook_of(kernel: Any, name: str) -> Any:
-    """Return a hook that a program gave; None for one that does `reset_to_zero` and `restore_value`.
+    """Return the program's own hook; None for the one that Triton makes of `reset_to_zero`/`restore_value`.
 
-    Triton marks hooks that its decorator was given. One that is not marked is the program's own, too, unless
+    Triton marks the hooks that were passed to its decorator. An unmarked one is the program's own too, unless
     the constructor of the tuner's class made it, in Triton or in a subclass.
     """
     hook = getattr(kernel, name)

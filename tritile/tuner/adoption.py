@@ -1,12 +1,11 @@
-"""`tritile.adopt`: kernels under somebody else's `triton.autotune` run by tritile's tuner, source unchanged.
+"""`tritile.adopt`: kernels under somebody else's `triton.autotune` use tritile's tuner, source unchanged.
 
-`run` of Triton's class `Autotuner` is replaced, so that kernels decorated before and after are taken, and so
-are subclasses whose `run` ends in `super().run`. At its first call with a choice to make, a kernel is given a
-tuner of its own (`adopted.Adopted`); the kernel itself stays the object that torch and its library know. What
-stands in the way of that, or of a choice, costs the kernel its adoption alone: Triton tunes it, with one
-warning.
+It replaces `run` of Triton's class `Autotuner`, and so reaches kernels decorated before and after, and
+subclasses whose `run` calls `super().run`. At the first call with a choice to make, a kernel gets a tuner of
+its own (`adopted.Adopted`); the kernel itself stays the object that torch and its library know. If anything
+prevents that, or a choice, the kernel is left to Triton, with one warning.
 
-Only the standard library is imported here: tritile itself is imported once a kernel is adopted.
+Only the standard library is imported here; tritile itself is imported once a kernel is adopted.
 """
 
 import contextlib
@@ -25,21 +24,21 @@ if TYPE_CHECKING:
     from tritile.core.settings import Effort, Mode
     from tritile.tuner.adopted import Adopted
 
-_STATE: Final = "_tritile"  # the attribute of a kernel that holds what adoption knows of it
-_MAX_STATES: Final = 8  # of one kernel, whose attributes a program changes to and fro
+_STATE: Final = "_tritile"  # the attribute of a kernel with its `_State`
+_MAX_STATES: Final = 8  # per kernel, for programs that switch its attributes back and forth
 
 
 class Unchosen(Exception):
-    """No config was chosen for a call: Triton is to tune it."""
+    """No config was chosen for a call, which is left to Triton."""
 
 
 @dataclass
 class AdoptedKernel:
-    """What became of one kernel: `why` it, or one of its problems, was left to Triton; "" if nothing was.
+    """What became of one kernel. `why` it, or one of its problems, was left to Triton; "" if none was.
 
-    Of the problems that tritile chose a config for, `measured` were measured in this process, in `seconds`,
-    `remembered` had been before, and `guessed` never. `saved`: the seconds from the first trial to the last
-    of those remembered on this machine.
+    Of the problems for which tritile chose a config, `measured` were measured in this process, in `seconds`,
+    `remembered` were measured before, and `guessed` never were. `saved`: the seconds from the first trial to
+    the last of those remembered on this machine.
     """
 
     name: str
@@ -50,9 +49,9 @@ class AdoptedKernel:
     seconds: float = 0.0
     saved: float = 0.0
 
-    def count(self, is_known: bool, seconds: float, saved: float) -> None:
-        """Count one problem, which took `seconds` to measure, 0 if it was not measured."""
-        kind = "measured" if seconds else "remembered" if is_known else "guessed"
+    def count(self, is_measured: bool, seconds: float, saved: float) -> None:
+        """Count one problem, which took `seconds` to measure just now, 0 if it did not need it."""
+        kind = "measured" if seconds else "remembered" if is_measured else "guessed"
         setattr(self, kind, getattr(self, kind) + 1)
         self.seconds += seconds
         self.saved += saved
@@ -80,9 +79,9 @@ class Options:
 
 @dataclass(eq=False)
 class Adoption:
-    """What `tritile.adopt` returns: release it by `release()`, or at the end of a `with`.
+    """What `tritile.adopt` returns. It ends with `release()`, or as a context manager with the `with`.
 
-    `print(adoption)` lists the kernels that were called, and `report` holds them.
+    `print(adoption)` lists the kernels that were called; `report` has them as records.
     """
 
     kernels: tuple[str, ...]
@@ -92,7 +91,7 @@ class Adoption:
     mode: "Mode | None" = None
     effort: "Effort | None" = None
     table: "str | os.PathLike[str] | None" = None
-    is_default: bool = False  # the environment's, which gives way to the program's own but for its mode
+    is_default: bool = False  # from the environment; except for the mode, the program's own goes first
     _report: dict[str, AdoptedKernel] = field(default_factory=dict)
 
     def __enter__(self) -> "Adoption":
@@ -106,24 +105,24 @@ class Adoption:
 
     @property
     def report(self) -> list[AdoptedKernel]:
-        """Return the kernels for which a config was wanted, by name."""
+        """The kernels that needed a config, in order of their names."""
         rows = [self._report[name] for name in sorted(self._report)]
         return [row for row in rows if row.why or row.measured or row.remembered or row.guessed]
 
     def names(self, kernel: str) -> bool:
-        """True if a kernel's name, as `name_of` gives it, meets a pattern and none of `exclude`."""
-        return _meets(kernel, self.kernels) and not _meets(kernel, self.exclude)
+        """True if a kernel's name, as `name_of` returns it, matches a pattern and none of `exclude`."""
+        return _matches(kernel, self.kernels) and not _matches(kernel, self.exclude)
 
     def options(self, kernel: str) -> Options:
-        buckets = {
-            n: f for pattern, own in self.bucket.items() if _meets(kernel, (pattern,)) for n, f in own.items()
-        }
-        references = [f for pattern, f in self.reference.items() if _meets(kernel, (pattern,))]
-        reference = references[0] if references else None
+        buckets: dict[str, Callable[[Any], Any]] = {}
+        for pattern, own in self.bucket.items():
+            buckets |= own if _matches(kernel, (pattern,)) else {}
+        references = [f for pattern, f in self.reference.items() if _matches(kernel, (pattern,))]
+        reference = next(iter(references), None)
         return Options(self.mode, self.effort, self.table, tuple(sorted(buckets.items())), reference)
 
     def release(self) -> None:
-        """Leave kernels to Triton again. Configs that were measured stay in the kernels' `cache`."""
+        """Leave the kernels to Triton again. Measured configs stay in the kernels' `cache`."""
         with _lock:
             was_active = self in _adoptions
             if was_active:
@@ -138,12 +137,12 @@ class Adoption:
                 warn(text, UserWarning)
 
     def _unmatched(self) -> Iterator[str]:
-        """Yield what to say of patterns that no kernel's name met, with a near name."""
+        """Yield a message for each pattern that matched no kernel, with a similar name."""
         from tritile.errors import did_you_mean
 
         called = {name: name.rpartition(".")[2] for name in _called}
         for pattern in dict.fromkeys((*self.kernels, *self.exclude, *self.bucket, *self.reference)):
-            if pattern != "*" and not any(_meets(name, (pattern,)) for name in called):
+            if pattern != "*" and not any(_matches(name, (pattern,)) for name in called):
                 near = did_you_mean(pattern.strip("*").rpartition(".")[2], called.values())
                 yield f"tritile.adopt: no kernel that was called is named {pattern!r}{near}"
 
@@ -152,7 +151,7 @@ class Adoption:
             return
         if _class.run is not _run and self in _adoptions:
             other = getattr(_class.run, "__qualname__", repr(_class.run))
-            yield f"{other} stands in for Autotuner.run of Triton: what it does not hand on is not adopted"
+            yield f"{other} stands in for Autotuner.run of Triton: what it does not pass on is not adopted"
         for each in _subclasses(_class):
             if "run" in vars(each) and not each.__module__.startswith("tritile."):
                 name = f"{each.__module__}.{each.__qualname__}"
@@ -160,7 +159,7 @@ class Adoption:
 
 
 class _State:
-    """What a kernel's tuner was made of, which a program may replace; `tuner` is None without one."""
+    """A kernel's tuner, None if it has none, and the attributes of the kernel that it was made from."""
 
     __slots__ = (
         "bench", "cache", "configs", "early", "fn", "keys", "listed", "listed_keys", "others", "owner",
@@ -179,9 +178,9 @@ class _State:
         self.bench, self.early = own("_do_bench"), own("early_config_prune")
 
     def is_stale(self, kernel: Any) -> bool:
-        """True if a program replaced or edited what the tuner was made of, or the kernel is a copy.
+        """True if a program replaced or edited what the tuner was made from, or the kernel is a copy.
 
-        Lists count by what they hold: some programs give an equal list at each call, others edit theirs.
+        Lists are compared by content: some programs assign an equal list at each call, others edit theirs.
         """
         own, configs, keys = kernel.__dict__.get, kernel.configs, kernel.keys
         if not (
@@ -195,23 +194,23 @@ class _State:
             self.configs, self.listed = configs, [*configs]
         return False
 
-    def __reduce__(self) -> tuple[Any, ...]:  # pickles and copies of a kernel go without
+    def __reduce__(self) -> tuple[Any, ...]:  # pickles and copies of a kernel have none
         return type(None), ()
 
 
 _lock = threading.RLock()
 _adoptions: list[Adoption] = []
 _version = 0  # changes with `_adoptions`
-_called: dict[str, None] = {}  # names of the kernels that were called since the first adoption
+_called: dict[str, None] = {}  # names of kernels called since the first adoption
 TUNERS: "weakref.WeakSet[Adopted]" = weakref.WeakSet()
 _pending: dict[str, str] | None = None  # the environment's adoption, until a kernel is called
 _class: Any = None  # Triton's Autotuner
-_run: Any = None  # what was put there as its `run`, and
-_original: Any = None  # what was there
+_run: Any = None  # our replacement of its `run`
+_original: Any = None  # the `run` that it replaced
 
 
 def _after_fork() -> None:
-    """Give a forked process a lock of its own: the parent's may be held by a thread that is not there."""
+    """Make a new lock in a forked process: a thread that exists only in the parent may own the old one."""
     global _lock
     _lock = threading.RLock()
 
@@ -226,45 +225,42 @@ def adopt(
     table: "str | os.PathLike[str] | None" = None,
     reference: Mapping[str, Callable[..., Any]] | None = None, exclude: str | Sequence[str] = (),
 ) -> Adoption:  # fmt: skip
-    """Have the kernels of this process that are under `triton.autotune` run by tritile's tuner.
+    """Tune every kernel of this process that is under `triton.autotune` with tritile's tuner.
 
-    From now on each problem of such a kernel is measured once, as `tritile.autotune` does it, and remembered
-    on disk, whether the kernel was decorated before or is after this call. The kernels' sources stay as they
-    are, and so does what programs read and write of a tuner: `cache`, `best_config`, `configs`,
-    `configs_timings`.
+    From now on each problem of such a kernel is measured once, as under `tritile.autotune`, and remembered on
+    disk, whether the kernel was decorated before this call or is later. The kernels' sources do not change,
+    nor does what programs read and write of a tuner: `cache`, `best_config`, `configs`, `configs_timings`.
 
     Args:
-        kernels: patterns of names, "module.function", as `fnmatch` has them; a pattern may leave out the
+        kernels: patterns of names, "module.function", in the syntax of `fnmatch`; a pattern may omit the
             module. Default: every kernel.
-        mode: as `tritile.autotune` has it: "tune", "cached" (measures nothing), "strict" (an unknown problem
-            raises NotTunedError) or "off". None: what `tritile.mode` or `TRITILE_MODE` asks for, else "tune".
-        effort: "quick" or "full", as `tritile.autotune` has it.
-        bucket: by pattern, functions by names in the kernel's key, as `tritile.autotune` takes them:
+        mode: as in `tritile.autotune`: "tune", "cached" (measures nothing), "strict" (an unknown problem
+            raises NotTunedError) or "off". None: that of `tritile.mode` or `TRITILE_MODE`, else "tune".
+        effort: "quick" or "full", as in `tritile.autotune`.
+        bucket: functions by names in the kernel's key, as `tritile.autotune` takes them, by pattern:
             `{"*causal_conv1d*": {"seqlen": triton.next_power_of_2}}`.
         table: a file that `tritile export --kernel` wrote.
-        reference: by pattern, functions that return the right tensors, as `tritile.autotune` takes one.
+        reference: functions that return the right tensors, as `tritile.autotune` takes one, by pattern.
         exclude: patterns of kernels to leave to Triton.
 
-    Left to Triton are kernels with one config, tuners that torch makes for itself, subclasses with a `run`
-    that calls no `super().run`, and every kernel where a program had replaced `Autotuner.run` before this
-    call.
+    Left to Triton are kernels with one config, tuners that torch makes for itself, subclasses whose `run`
+    does not call `super().run`, and, if a program had replaced `Autotuner.run` before this call, all kernels.
 
-    Raises InvalidValueError for a pattern, mode, effort, bucket or reference that is none. A kernel's first
-    call raises it where `bucket` names what is not in the kernel's key, and where two adoptions of the kernel
-    disagree.
+    Raises InvalidValueError for an invalid pattern, mode, effort, bucket or reference. A kernel's first call
+    raises it if `bucket` names anything not in the kernel's key, or if two adoptions of the kernel disagree.
     """
-    from tritile.tuner.adoption_options import checked
+    from tritile.tuner.adoption_options import adoption_of
 
-    return installed(checked(kernels, mode, effort, bucket, table, reference, exclude))
+    return installed(adoption_of(kernels, mode, effort, bucket, table, reference, exclude))
 
 
-def adopt_if_asked() -> None:
-    """Adopt what the environment asks for; nothing without `TRITILE_ADOPT`. It may be called again."""
+def adopt_if_requested() -> None:
+    """Adopt what the environment requests; nothing without `TRITILE_ADOPT`. It may be called repeatedly."""
     import tritile.tuner.startup.sitecustomize  # noqa: F401
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """Warn, at the line that called tritile; a program that makes errors of warnings goes on."""
+    """Warn, at the line that called tritile, without raising if the program turns warnings into errors."""
     from tritile.errors import callers_level
 
     with contextlib.suppress(category):
@@ -272,7 +268,7 @@ def warn(text: str, category: type[Warning]) -> None:
 
 
 def installed(adoption: Adoption) -> Adoption:
-    """Put an adoption in force."""
+    """Apply an adoption, and return it."""
     from tritile.core.triton_private import Autotuner
 
     _take_pending()
@@ -284,9 +280,9 @@ def installed(adoption: Adoption) -> Adoption:
 
 
 def install_later(environ: Mapping[str, str], module: Any) -> None:
-    """Put in force what the environment asks for, once a kernel is called.
+    """Apply the environment's adoption once a kernel is called.
 
-    `module` holds Triton's class `Autotuner`; the rest of Triton need not be imported yet.
+    `module` defines Triton's class `Autotuner`; the rest of Triton need not be imported yet.
     """
     global _pending
     with _lock:
@@ -295,7 +291,7 @@ def install_later(environ: Mapping[str, str], module: Any) -> None:
 
 
 def _take_pending() -> None:
-    """Put the environment's adoption in force; what it names may import modules, so that no lock is held."""
+    """Apply the environment's adoption; without the lock, as the functions it names may import modules."""
     global _pending
     pending, _pending = _pending, None
     if pending is None:
@@ -324,9 +320,9 @@ def _changed() -> None:
 def _install(kind: Any) -> None:
     global _class, _run, _original
     _class, original = kind, kind.run
-    # By its globals: a wrapper may bear the names of what it wraps.
+    # By its globals, as a wrapper may have the names of what it wraps.
     if getattr(original, "__globals__", {}).get("__name__") != kind.__module__:
-        return  # ours, or a program's that stands in for it already, and goes on doing so
+        return  # ours, or a program's replacement, which stays
 
     def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         state = kernel.__dict__.get(_STATE)
@@ -340,30 +336,30 @@ def _install(kind: Any) -> None:
         return original(kernel, *args, **kwargs)
 
     _original, _run, kind.run = original, run, run
-    # torch's tracer never calls `run`: it asks the class's instances for their pruning.
+    # torch's tracer never calls `run`, but reads the pruning of instances.
     kind.early_config_prune = property(_pruning_of, _set_pruning, _delete_pruning)
 
 
 def _uninstall() -> None:
     global _run
-    if _run is not None and _class.run is _run:  # else another's patch calls it, and it calls Triton's
+    if _run is not None and _class.run is _run:  # else another patch calls ours, which calls Triton's
         _class.run, _run = _original, None
         del _class.early_config_prune
 
 
-# What torch's tracer asks for.
+# What torch's tracer reads.
 
 
 def _pruning_of(kernel: Any) -> Any:
-    """Return a kernel's own `early_config_prune`; once torch may trace, one that shows it what is remembered.
+    """Return a kernel's own `early_config_prune`; once torch may trace, one that shows it remembered configs.
 
-    Called by anybody else, that one does what the kernel's own does. torch's guards ask for it at every call
-    of a compiled function: it stays the same.
+    For any other caller the latter does what the kernel's own does. It stays the same object, as torch's
+    guards read it at every call of a compiled function.
     """
     own = kernel.__dict__.get("early_config_prune")
-    if "torch._dynamo" not in sys.modules or "base_fn" not in kernel.__dict__:  # which is being made
+    if "torch._dynamo" not in sys.modules or "base_fn" not in kernel.__dict__:  # under construction
         return own
-    with contextlib.suppress(Exception):  # of two adoptions that disagree: the kernel's first call says so
+    with contextlib.suppress(Exception):  # two adoptions disagree, which the kernel's first call reports
         tuner = tuner_of(kernel)
         if tuner is not None:
             shown = tuner.shown_to_tracer()
@@ -381,11 +377,11 @@ def _delete_pruning(kernel: Any) -> None:
     kernel.__dict__.pop("early_config_prune", None)
 
 
-# What adoption knows of a kernel.
+# States of kernels.
 
 
 def tuner_of(kernel: Any) -> "Adopted | None":
-    """Return the tuner of a kernel under `triton.autotune`; None where tritile chooses nothing for it."""
+    """Return the tuner of a kernel under `triton.autotune`; None if it is left to Triton."""
     state = kernel.__dict__.get(_STATE)
     if state is None or state.is_stale(kernel):
         state = _state_of(kernel)
@@ -393,9 +389,9 @@ def tuner_of(kernel: Any) -> "Adopted | None":
 
 
 def tuner_for(what: Any) -> Any:
-    """Return tritile's tuner of a kernel under `triton.autotune`, anything else as it is.
+    """Return tritile's tuner of a kernel under `triton.autotune`; anything else unchanged.
 
-    A kernel that nobody adopted gets one for this use: it stays as it is, with the cache that it has.
+    For a kernel that nobody adopted it is a new tuner, which leaves the kernel and its cache alone.
     """
     from tritile.core.triton_private import Autotuner as TritonAutotuner
     from tritile.tuner.adopted import Adopted
@@ -418,21 +414,21 @@ def _subclasses(kind: Any) -> Iterator[Any]:
 
 
 def name_of(kernel: Any) -> str:
-    """Return "module.qualname" of a kernel's function; one that `exec` made may have no module."""
+    """Return "module.qualname" of a kernel's function; one made by `exec` may have no module."""
     module = kernel.base_fn.__module__
     return f"{module}.{kernel.base_fn.__qualname__}" if module else str(kernel.base_fn.__qualname__)
 
 
-def _meets(name: str, patterns: Sequence[str]) -> bool:
-    """True if a kernel's name, with its module or without, meets one of some patterns."""
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """True if a kernel's name, with or without its module, matches one of the patterns."""
     return any(fnmatchcase(name, each) or fnmatchcase(name.rpartition(".")[2], each) for each in patterns)
 
 
 def _state_of(kernel: Any) -> _State:
-    """Return what adoption knows of a kernel, made anew where a program changed the kernel.
+    """Return the state of a kernel, a new one if a program changed the kernel.
 
-    Raises InvalidValueError where the kernel's adoptions cannot be followed, NotTunedError where it is not
-    adopted in mode "strict", and nothing else.
+    Raises only InvalidValueError, if the kernel's adoptions contradict each other or name a wrong bucket, and
+    NotTunedError, if it cannot be adopted in mode "strict".
     """
     _take_pending()
     with _lock:
@@ -450,7 +446,7 @@ def _state_of(kernel: Any) -> _State:
 
 
 def _adopt(kernel: Any, state: _State, name: str, before: _State | None) -> None:
-    """Give a kernel a tuner, or say why it has none."""
+    """Give a kernel a tuner, or record why it has none."""
     adoptions = [each for each in _adoptions if each.names(name)]
     _called[name] = None
     if not adoptions:
@@ -460,14 +456,13 @@ def _adopt(kernel: Any, state: _State, name: str, before: _State | None) -> None
     own = [each for each in adoptions if not each.is_default] or adoptions
     options = own[-1].options(name)
     if any(each.options(name) != options for each in own):
-        raise InvalidValueError(
-            f"two adoptions disagree about {name}: release the first, or exclude it there"
-        )
+        advice = "release the first, or exclude it there"
+        raise InvalidValueError(f"two adoptions disagree about {name}: {advice}")
     for argument, _ in options.bucket:
         if argument not in kernel.keys:
             key = ", ".join(map(repr, kernel.keys))
             raise InvalidValueError(f"bucket names {argument!r} of {name}: expected one of its key, [{key}]")
-    if options.mode is None and adoptions[0].is_default:  # an operator's
+    if options.mode is None and adoptions[0].is_default:  # set by whoever runs the program
         options = replace(options, mode=adoptions[0].mode)
     state.record = record = own[-1]._report.setdefault(name, AdoptedKernel(name))
     try:
@@ -477,7 +472,7 @@ def _adopt(kernel: Any, state: _State, name: str, before: _State | None) -> None
 
         state.tuner = Adopted(kernel, options, record, None if before is None else before.tuner)
         record.why = ""
-    except Exception as error:  # whatever it is, Triton tunes the kernel, as it did
+    except Exception as error:  # whatever it is, Triton tunes the kernel as before
         why, record.why = record.why, brief(error)
         if options.mode == "strict":
             raise NotTunedError(f"mode is strict, and tritile cannot adopt {name}: {brief(error)}") from error
@@ -486,7 +481,7 @@ def _adopt(kernel: Any, state: _State, name: str, before: _State | None) -> None
 
 
 def _is_of_torch(kernel: Any) -> bool:
-    """True for a tuner that torch's tracer made of another: it has no key, and restores nothing."""
+    """True for a tuner that torch's tracer derived from another: it has no key, and restores nothing."""
     from tritile.core.torch_private import is_traced_kernel
 
     return not kernel.keys and is_traced_kernel(kernel)

@@ -1,4 +1,4 @@
-"""Read what `tritile.adopt` is told: by its arguments, by the environment, and by a TOML file."""
+"""Read the options of `tritile.adopt`: its arguments, environment variables, and a TOML file."""
 
 import tomllib
 from collections.abc import Callable, Mapping
@@ -14,14 +14,14 @@ _NAMES: Final = ("kernels", "exclude", "mode", "effort", "table", "bucket", "ref
 _ALL: Final = ("1", "true", "on", "yes")  # values of TRITILE_ADOPT that name every kernel
 
 
-def checked(
+def adoption_of(
     kernels: Any = "*", mode: Any = None, effort: Any = None, bucket: Any = None, table: Any = None,
     reference: Any = None, exclude: Any = (), is_default: bool = False,
 ) -> Adoption:  # fmt: skip
-    """Return an adoption of the arguments of `adopt`. Raises InvalidValueError, as that does."""
-    for name, value, known in (("mode", mode, MODES), ("effort", effort, EFFORTS)):
-        if value is not None and value not in known:
-            raise InvalidValueError(f"{name} is {value!r}: expected one of {', '.join(known)}, or None")
+    """Return the adoption for arguments of `adopt`. Raises InvalidValueError like `adopt`."""
+    for name, value, words in (("mode", mode, MODES), ("effort", effort, EFFORTS)):
+        if value is not None and value not in words:
+            raise InvalidValueError(f"{name} is {value!r}: expected one of {', '.join(words)}, or None")
     bucket, reference = bucket or {}, reference or {}
     is_bucket = isinstance(bucket, Mapping) and all(
         isinstance(own, Mapping) and all(map(callable, own.values())) for own in bucket.values()
@@ -46,14 +46,13 @@ def _patterns(name: str, patterns: Any) -> tuple[str, ...]:
 
 
 def of_environment(environ: Mapping[str, str]) -> Adoption:
-    """Return the adoption that `TRITILE_ADOPT` and the variables that begin with it ask for.
+    """Return the adoption that `TRITILE_ADOPT` and the variables that begin with it request.
 
-    `TRITILE_ADOPT` is "1" for every kernel, or patterns with commas between them. `TRITILE_ADOPT_BUCKETS`
-    holds "PATTERN:ARGUMENT=FUNCTION" with semicolons between them, where a function is "module:name", or a
-    name of Triton's. `TRITILE_ADOPT_FILE` is a TOML file with the arguments of `adopt`, of which variables go
-    first.
+    `TRITILE_ADOPT` is "1" for every kernel, or a comma-separated list of patterns. `TRITILE_ADOPT_BUCKETS` is
+    a semicolon-separated list of PATTERN:ARGUMENT=FUNCTION, where a function is module:name or a name in
+    Triton. `TRITILE_ADOPT_FILE` is a TOML file with the arguments of `adopt`; the variables override it.
 
-    Raises InvalidValueError, which names the variable, for anything else.
+    Raises InvalidValueError, naming the variable, for anything else.
     """
     named: dict[str, Any] = {}
     if path := environ.get("TRITILE_ADOPT_FILE"):
@@ -71,13 +70,13 @@ def of_environment(environ: Mapping[str, str]) -> Adoption:
             named[name] = value
     if buckets := environ.get("TRITILE_ADOPT_BUCKETS"):
         named["bucket"] = named.get("bucket", {}) | _buckets(buckets)
-    return checked(**named, is_default=True)
+    return adoption_of(**named, is_default=True)
 
 
 def _of_file(path: Path) -> dict[str, Any]:
-    """Return the arguments of `adopt` that a TOML file holds, in which functions are named.
+    """Return the arguments of `adopt` in a TOML file, which names functions.
 
-    A table's path is relative to the file's folder. Raises OSError and ValueError.
+    The path of a table is relative to the file's folder. Raises OSError and ValueError.
     """
     named = tomllib.loads(path.read_text(encoding="utf-8"))
     if unknown := [name for name in named if name not in _NAMES]:
@@ -97,19 +96,19 @@ def _of_file(path: Path) -> dict[str, Any]:
 
 
 def _buckets(text: str) -> dict[str, dict[str, Callable[[Any], Any]]]:
-    """Return the buckets of "PATTERN:ARGUMENT=FUNCTION;...". Raises InvalidValueError for other text."""
+    """Return the buckets in "PATTERN:ARGUMENT=FUNCTION;...". Raises InvalidValueError for other text."""
     buckets: dict[str, dict[str, Callable[[Any], Any]]] = {}
     for each in filter(None, (part.strip() for part in text.split(";"))):
-        where, is_given, function = each.partition("=")
+        where, equals, function = each.partition("=")
         pattern, _, argument = where.rpartition(":")
-        if not (pattern and argument and is_given and function):
+        if not (pattern and argument and equals and function):
             raise InvalidValueError(f"bucket {each!r}: expected PATTERN:ARGUMENT=FUNCTION")
         buckets.setdefault(pattern, {})[argument] = function_named(function)
     return buckets
 
 
 def function_named(text: Any) -> Callable[[Any], Any]:
-    """Return the function "module:name", or of this name in Triton. Raises InvalidValueError."""
+    """Return the function module:name, or the one of this name in Triton. Raises InvalidValueError."""
     module, _, name = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     try:
         function = getattr(import_module(module or "triton"), name)

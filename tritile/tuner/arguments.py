@@ -1,7 +1,7 @@
-"""Arguments of decorated kernels: checked against the kernel, and named as a store holds them.
+"""Arguments of decorated kernels: checked against the kernel, and named as in the store.
 
-Types count in names: A=1, A=True and A=1.0 compile three kernels. Values that are no plain data (dtypes,
-tuples, functions, hooks) are named by their type and a digest of their content, the same in every process.
+Types count in names: A=1, A=True and A=1.0 compile three kernels. Values other than numbers and short text
+(dtypes, tuples, functions, hooks) are named by type and a digest of their content, the same in every process.
 """
 
 import dataclasses
@@ -38,13 +38,13 @@ from tritile.core.triton_private import (
 from tritile.errors import InvalidValueError, callers_level, did_you_mean
 from tritile.tuner.search import Space
 
-DESCRIPTORS: Final = frozenset({TensorDescriptor, GluonDescriptor})  # whose dtype is that of their tensor
-SCALARS: Final = frozenset({int, bool, str, type(None), torch.dtype, tl.dtype})  # hashable, equal themselves
+DESCRIPTORS: Final = frozenset({TensorDescriptor, GluonDescriptor})  # their dtype is that of their tensor
+SCALARS: Final = frozenset({int, bool, str, type(None), torch.dtype, tl.dtype})  # hashable, equal to itself
 _MAX_TEXT: Final = 64  # characters of a value in a `Config`
 _MAX_INT: Final = 2**31
 _LAUNCHING: Final = {"grid", "warmup"}  # keyword arguments of a launch
-_LAYERS: Final = (Heuristics, JITFunction, InterpretedFunction)  # which take arguments of the kernel alone
-_TRITONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # options that every backend takes
+_LAYERS: Final = (Heuristics, JITFunction, InterpretedFunction)  # take no arguments besides the kernel's
+_TRITONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # options of every backend
 
 
 # Checks.
@@ -70,12 +70,12 @@ def set_by(configs: Any) -> set[str]:
 
 
 def _computed(fn: Any, configs: Any) -> set[str]:
-    """Return names of arguments that no caller passes: configs set them, or heuristics do."""
+    """Return the names of arguments that configs or heuristics set, which no caller passes."""
     return set_by(configs).union(*(getattr(layer, "values", ()) for layer in layers_of(fn)))
 
 
 def _options() -> set[str]:
-    """Return what a config may set besides arguments of its kernel: the options of Triton's backends."""
+    """Return what a config may set besides its kernel's arguments: the options of Triton's backends."""
     modules = [sys.modules[backend.compiler.__module__] for backend in backends.values()]
     kinds = [kind for module in modules for kind in vars(module).values() if dataclasses.is_dataclass(kind)]
     return {field.name for kind in kinds for field in dataclasses.fields(kind)} | {*_TRITONS}
@@ -85,7 +85,7 @@ def check_options(
     configs: Any, prune_configs_by: Any, mode: str | None, effort: str | None, reference: Any, tolerance: Any,
     **deprecated: Any,
 ) -> None:  # fmt: skip
-    """Raise InvalidValueError for options of `autotune` that no kernel takes; warn of deprecated ones."""
+    """Raise InvalidValueError for invalid options of `autotune`; warn of deprecated ones."""
     if mode is not None and mode not in MODES:
         raise InvalidValueError(f"mode is {mode!r}: expected one of {', '.join(MODES)}, or None")
     if effort is not None and effort not in EFFORTS:
@@ -94,9 +94,8 @@ def check_options(
         raise InvalidValueError("prune_configs_by is for a list of configs: a Space has `where`")
     listed = isinstance(configs, list | tuple) and all(isinstance(c, triton.Config) for c in configs)
     if not (configs is None or listed or isinstance(configs, Space)):
-        raise InvalidValueError(
-            f"configs is {configs!r}: expected a list of triton.Config, or a tritile.Space"
-        )
+        expected = "expected a list of triton.Config, or a tritile.Space"
+        raise InvalidValueError(f"configs is {configs!r}: {expected}")
     if tolerance is not None:
         number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
         if not (number and 0 <= tolerance < math.inf):
@@ -104,8 +103,7 @@ def check_options(
         if reference is None:
             raise InvalidValueError("tolerance without a reference: there is no answer to compare with")
     if passed := ", ".join(name for name, value in deprecated.items() if value):
-        text = f"{passed}: deprecated in triton.autotune, and without effect in tritile.autotune"
-        text += ": do_bench= sets another timing"
+        text = f"{passed}: deprecated in triton.autotune, without effect here: do_bench= sets another timing"
         warnings.warn(text, DeprecationWarning, stacklevel=callers_level())
 
 
@@ -113,10 +111,10 @@ def check_kernel(
     fn: Any, configs: Any, key: Any, reset_to_zero: Any, restore_value: Any, reference: Any, bucket: Any,
     is_whole: bool = True,
 ) -> None:  # fmt: skip
-    """Raise InvalidValueError, naming parameter and kernel, if an argument does not fit the kernel.
+    """Raise InvalidValueError, naming parameter and kernel, if an option does not fit the kernel.
 
-    `is_whole`: configs run as they are listed. A pruning may edit them, and take names away that it alone
-    reads; so may a layer of the kernel that is not Triton's.
+    `is_whole`: configs run as listed. A pruning, or a layer of the kernel that is not Triton's, may edit them
+    and remove names that only it reads.
     """
     if not hasattr(fn, "arg_names"):
         raise InvalidValueError(f"tritile.autotune decorates {fn!r}: expected a kernel of triton.jit")
@@ -164,7 +162,7 @@ def check_kernel(
 
 
 def check_reference(reference: Any, fn: Any, configs: Any) -> None:
-    """Raise InvalidValueError if a reference takes an argument that no caller of the kernel passes."""
+    """Raise InvalidValueError if a reference needs an argument that no caller of the kernel passes."""
     function, computed = layers_of(fn)[-1], _computed(fn, configs)
     kernel = getattr(function, "__name__", repr(fn))
     passed = [name for name in fn.arg_names if name not in computed]
@@ -194,7 +192,7 @@ def check_conflicts(
 def check_keywords(fn: Any, configs: Any, kwargs: Iterable[str], options: Iterable[str]) -> None:
     """Raise InvalidValueError for keyword arguments that a kernel does not have.
 
-    `options`: names of the caller's own keyword arguments, one of which may be misspelt.
+    `options`: the caller's own keyword arguments, one of which may be misspelt.
     """
     function, computed = layers_of(fn)[-1], _computed(fn, configs)
     accepted = [name for name in inspect.signature(function).parameters if name not in computed]
@@ -205,9 +203,9 @@ def check_keywords(fn: Any, configs: Any, kwargs: Iterable[str], options: Iterab
 
 
 def check_arguments(fn: Any, configs: Any, args: Sequence[Any], kwargs: Iterable[str]) -> None:
-    """Raise InvalidValueError if a call's arguments do not fit a kernel that is run with these configs.
+    """Raise InvalidValueError if a call's arguments do not fit a kernel with these configs.
 
-    `kwargs` are names of keyword arguments. Triton's interpreter leaves out those that it does not know.
+    `kwargs` are names of keyword arguments. Triton's interpreter ignores unknown ones.
     """
     function, computed = layers_of(fn)[-1], _computed(fn, configs)
     signature = inspect.signature(function)
@@ -232,7 +230,7 @@ def check_grid(caller: str, grid: Any) -> None:
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of an argument: itself, those in tuples and lists, and those behind descriptors."""
+    """Yield the tensors in an argument: itself, in tuples and lists, and behind descriptors."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, tuple | list):
@@ -243,7 +241,7 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def dtypes_of(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield names and dtypes of the tensors of an argument; those of a tuple are numbered: "x.0", "x.1"."""
+    """Yield names and dtypes of the tensors in an argument, numbered in a tuple: "x.0", "x.1"."""
     if isinstance(value, tuple | list):
         for place, item in enumerate(value):
             yield from dtypes_of(f"{name}.{place}", item)
@@ -262,9 +260,9 @@ def _code(code: CodeType) -> list[Any]:
 
 
 def described(value: Any) -> str:
-    """Return text that says what a value is, the same in every process for values that launch the same.
+    """Return text that identifies a value, the same in every process for values that launch the same.
 
-    A Python function, such as a hook, counts by its code, defaults, and the numbers and words it captured.
+    A Python function, such as a hook, counts by its code, its defaults, and captured numbers and strings.
     """
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
@@ -290,22 +288,22 @@ def described(value: Any) -> str:
     return type(value).__qualname__ if " at 0x" in text else text
 
 
-def benchmark(value: Any, depth: int = 8) -> str:
-    """Return text that says what a benchmark is, the same in every process.
+def described_benchmark(value: Any, depth: int = 8) -> str:
+    """Return text that identifies a benchmark, the same in every process.
 
-    A function counts by its code, defaults, and the functions, numbers and words it captured; an object by
-    its class's `__call__` and the numbers and words among its attributes. Lists and other collections, which
-    may grow as it runs, do not count. `depth`: how many functions deep.
+    A function counts by its code, its defaults, and captured functions, numbers and strings; an object by its
+    class's `__call__` and its attributes that are numbers or strings. Collections do not count, as they may
+    grow while it runs. `depth`: how many functions deep.
     """
 
     def parts(values: Iterable[Any]) -> str:
-        return f"[{', '.join(benchmark(item, depth - 1) for item in values)}]"
+        return f"[{', '.join(described_benchmark(item, depth - 1) for item in values)}]"
 
     if depth > 0 and isinstance(value, functools.partial):
         named = sorted(value.keywords.items())
         return f"partial{parts([value.func, *value.args, *(item for pair in named for item in pair)])}"
     if depth > 0 and isinstance(value, MethodType):
-        return f"{parts([value.__func__])} of {benchmark(value.__self__, depth - 1)}"
+        return f"{parts([value.__func__])} of {described_benchmark(value.__self__, depth - 1)}"
     if depth > 0 and isinstance(value, FunctionType):
         changed = {step.argval for step in dis.get_instructions(value) if step.opname == "STORE_DEREF"}
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
@@ -323,7 +321,7 @@ def benchmark(value: Any, depth: int = 8) -> str:
 
 
 def stored(value: Any) -> int | float | bool | str | None:
-    """Return a value of a call's key as JSON holds it: numbers, words and None; anything else as text."""
+    """Return a value of `key` for the store: numbers, strings and None as they are, anything else as text."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, Integral):  # numpy's, too
@@ -334,8 +332,8 @@ def stored(value: Any) -> int | float | bool | str | None:
     return described(value)
 
 
-def key_part(value: Any) -> Any:
-    """Return a value of a call's key as something that can be hashed, equal for equal values.
+def hashable(value: Any) -> Any:
+    """Return a hashable stand-in for a value in a cache key, equal for equal values.
 
     NaN equals itself; a tensor counts by dtype and shape.
     """
@@ -344,9 +342,9 @@ def key_part(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.dtype, value.shape
     if isinstance(value, tuple | list):
-        return tuple(map(key_part, value))
+        return tuple(map(hashable, value))
     if isinstance(value, float) and value != value:
-        return math.nan  # one object, which a dictionary finds
+        return math.nan  # the same object, which a dictionary finds
     try:
         hash(value)
     except TypeError:
@@ -355,7 +353,7 @@ def key_part(value: Any) -> Any:
 
 
 def _plain(value: Any) -> int | float | bool | str:
-    """Return a value as a `Config` holds it: plain data as it is, anything else named by type and content."""
+    """Return a value for a `Config`: plain data as it is, anything else named by type and content."""
     kind = type(value)
     if kind is bool or (kind is int and abs(value) < _MAX_INT):
         return value
@@ -371,7 +369,7 @@ def _plain(value: Any) -> int | float | bool | str:
 
 
 def identity(config: triton.Config) -> Config:
-    """Return the name of a config in a store: equal for configs that launch the same, hooks included."""
+    """Return a config's name in the store: equal for configs that launch the same, hooks included."""
     values = {name: _plain(value) for name, value in config.kwargs.items()}
     if config.pre_hook is not None:
         values["pre_hook"] = _plain(config.pre_hook)
@@ -381,34 +379,34 @@ def identity(config: triton.Config) -> Config:
     options = config.num_warps, config.num_stages, config.num_ctas, config.maxnreg
     try:
         return Config(tuple(sorted(values.items())), *options)
-    except InvalidValueError:  # of names or options that no `Config` holds: Triton is to refuse them
+    except InvalidValueError:  # names or options that no `Config` can have, for Triton to refuse
         return Config((("config", _plain((sorted(values.items()), options))),))
 
 
 def identified(
     configs: Iterable[triton.Config], listed: Sequence[triton.Config] = ()
 ) -> dict[Config, triton.Config]:
-    """Return configs by their identities, in order; the first of equal ones.
+    """Return configs by their names in the store, in order; of equal ones the first.
 
-    Configs that differ in what no digest shows (two hooks of one code) get numbers, by their order in
-    `listed`, the list that `configs` were chosen from.
+    Configs that differ in ways that no digest shows, such as two hooks with the same code, are numbered by
+    their order in `listed`, the list from which `configs` were chosen.
     """
     result: dict[Config, triton.Config] = {}
     namesakes: dict[Config, list[triton.Config]] = {}
     for place, config in enumerate((*listed, *configs)):
-        key = identity(config)
-        others = namesakes.setdefault(key, [])
+        name = identity(config)
+        others = namesakes.setdefault(name, [])
         number = next((n for n, other in enumerate(others) if _is_same(config, other)), len(others))
         if number == len(others):
             others.append(config)
         if number:
-            key = key.derived(sorted((*key.kwargs, ("number", number + 1))))
+            name = name.derived(sorted((*name.kwargs, ("number", number + 1))))
         if place >= len(listed):
-            result.setdefault(key, config)
+            result.setdefault(name, config)
     return result
 
 
 def _is_same(a: triton.Config, b: triton.Config) -> bool:
-    """True if two configs of one identity are the same: no digest has hidden a difference."""
+    """True if two configs of the same name are the same: no digest hides a difference."""
     pairs = ((value, b.kwargs[name]) for name, value in a.kwargs.items())
     return a.pre_hook is b.pre_hook and all(v is w or type(v) in SCALARS or v == w for v, w in pairs)

@@ -1,7 +1,8 @@
 """`tritile.autotune`: `triton.autotune` that measures a problem once, and remembers it in every process.
 
-`kernel[grid](...)` calls `Autotuner.run`: a dictionary look-up by Triton's own key, and Triton's launch. At a
-miss `choose` finds a config: remembered, measured now (`decorated.measured`), or a guess, as the mode says.
+`kernel[grid](...)` calls `Autotuner.run`: a dictionary look-up by Triton's own cache key, and Triton's
+launch. On a miss `choose` finds a config: remembered, measured now (`decorated.measured_config`), or a guess,
+depending on the mode.
 """
 
 import copy
@@ -38,8 +39,8 @@ from tritile.core.versions import warn_untested
 from tritile.errors import NotTunedError, RetuningWarning, UntunedWarning, callers_level
 from tritile.runtime.compiles import compiles_refused, count_as_ours, listen
 from tritile.tuner import arguments, traced
-from tritile.tuner.arguments import DESCRIPTORS, SCALARS, dtypes_of, identified, key_part, stored, tensors_of
-from tritile.tuner.decorated import KernelCall, measured, notify
+from tritile.tuner.arguments import DESCRIPTORS, SCALARS, dtypes_of, hashable, identified, stored, tensors_of
+from tritile.tuner.decorated import KernelCall, measured_config, notify
 from tritile.tuner.measure.timing import do_bench as default_bench
 from tritile.tuner.plan import KernelPlan
 from tritile.tuner.search import Space
@@ -47,13 +48,13 @@ from tritile.tuner.store.tables import kernel_problem, kernel_tables
 from tritile.tuner.store.trial import rank
 from tritile.tuner.store.trials import store_of
 
-MAX_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is cached in the process
-_MAX_WARNINGS: Final = 256  # of problems without a measurement: Python keeps each one's text
-_MANY_VALUES: Final = 8  # of a number in the key that a kernel is tuned for, above which a bucket is named
-_OPENING: Final = 8  # configs of a space to choose among if nothing is timed
-_NEIGHBOURS: Final = 8  # the nearest measured problems, whose configs are tried for a new one
+MAX_CACHED: Final = 4096  # configs cached in the process, per kernel, mode and GPU
+_MAX_WARNINGS: Final = 256  # of unmeasured problems: Python keeps the text of each
+_MANY_VALUES: Final = 8  # tuned values of one number in the key, above which a warning suggests a bucket
+_OPENING: Final = 8  # configs of a space to choose among if nothing can be timed
+_NEIGHBOURS: Final = 8  # nearest measured problems to look up
 NO_DTYPE: Final = SCALARS | {float, JITFunction, FunctionType}  # classes whose values have no dtype
-DTYPES: Final[dict[Any, str]] = {}
+DTYPES: Final[dict[Any, str]] = {}  # the text of each dtype, which takes long to make
 
 _TUNERS: "weakref.WeakValueDictionary[int, Autotuner]" = weakref.WeakValueDictionary()
 
@@ -65,18 +66,18 @@ def _forget() -> None:
 
 also_forgets(_forget)
 
-Place = tuple[str, int]  # a mode, and the number of a GPU (-1: no tensor is on one)
-Key = tuple[Any, ...]
-Configs = Mapping[Config, triton.Config]  # by their identities
+Place = tuple[str, int]  # a mode and a GPU's index (-1: no tensor is on one), which share a cache
+CacheKey = tuple[Any, ...]  # Triton's: values of the arguments in `key`, then dtypes
+Configs = Mapping[Config, triton.Config]  # by their names in the store
 
 
 class Autotuner(TritonAutotuner):  # type: ignore[misc]
-    """Extend `triton.runtime.Autotuner` by measurements that outlive the process.
+    """`triton.runtime.Autotuner` with measurements that outlive the process.
 
-    Each config's time is remembered on its own, by GPU, versions and kernel source, so that a changed list of
-    configs measures only what is new. A remembered config runs only where the kernel's pruning leaves it for
-    the call in hand. Nothing is measured while a CUDA graph is captured. A config that fails in any way costs
-    that config alone. In Triton's interpreter the first config runs that the pruning leaves, unmeasured.
+    The time of each config is stored by GPU, versions and kernel source, so a changed list of configs
+    measures only what is new. A remembered config runs only if the kernel's pruning leaves it for the current
+    call. Nothing is measured while a CUDA graph is captured. A config that fails, in whatever way, fails
+    alone. In Triton's interpreter the first config that the pruning leaves runs, unmeasured.
     """
 
     configs_top_k: Any
@@ -96,8 +97,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self.effort = effort
         self.reference, self.tolerance = reference, tolerance
         self._place: Place | None = None  # of the latest call
-        self._caches: dict[Place | None, Memo[Key, triton.Config]] = {}
-        self._compiled = Memo[Any, bool](MAX_CACHED)  # calls of mode "strict" whose kernel is loaded
+        self._caches: dict[Place | None, Memo[CacheKey, triton.Config]] = {}
+        self._compiled = Memo[Any, bool](MAX_CACHED)  # calls in mode "strict" with a loaded kernel
         super().__init__(
             fn, fn.arg_names, [configs.opening(1)[0].to_triton()] if isinstance(configs, Space) else configs,
             [name for name in key if name in fn.arg_names],  # Triton 3.9 refuses others
@@ -108,14 +109,14 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self.isolate = isolate and not self._is_timed_by_user and not self.user_defined_post_hook
         self.configs_timings: dict[triton.Config, list[float]] = {}
         self._indices = {name: index for index, name in enumerate(self.arg_names)}
-        self._key_indices: tuple[Any, list[tuple[str, int]]] = (None, [])  # of `keys`, which may be replaced
+        self._key_indices: tuple[Any, list[tuple[str, int]]] = (None, [])  # of `keys`, which may be set
         self.interpreted = any(isinstance(layer, InterpretedFunction) for layer in arguments.layers_of(fn))
-        self._digest: tuple[Any, Any, str] = (None, None, "")  # of `fn` and benchmark, which may be replaced
+        self._digest: tuple[Any, Any, str] = (None, None, "")  # of `fn` and benchmark, which may be set
         self._warnings, self._retuned = _MAX_WARNINGS, set[str]()
         if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
-            # The number that Triton makes of a share: the tracer would take that share of the pruned configs.
+            # The count that Triton makes of a fraction; torch's tracer would take it of the pruned configs.
             self.configs_top_k = max(1, int(len(self._configs) * self.configs_top_k))
-        self.early_config_prune = self._early  # again, as all that the tracer is shown is there now
+        self.early_config_prune = self._early  # again: what the setter reads is complete only now
         _TUNERS[id(self)] = self
         count_as_ours(self.base_fn)
 
@@ -130,15 +131,15 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     # A call.
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch with the config that `choose` gives; called by `kernel[grid](...)`."""
+        """Launch with the cached config, or the one that `choose` returns; `kernel[grid](...)` calls this."""
         mode = self.mode or requested_mode() or "tune"
         if self._is_fixed and len(self._configs) == 1:
             config = self._configs[0]
         else:
-            key, gpu = self.key_of(args, kwargs)
+            key, gpu = self.cache_key_of(args, kwargs)
             self._place = place = mode, gpu
             cache = self._caches.get(place)
-            if cache is None:  # the first such call takes what a program put there before any
+            if cache is None:  # the first such call takes over what a program put into `cache` before
                 cache = self._caches.setdefault(place, self._caches.pop(None, Memo(MAX_CACHED)))
             config = cache.get(key)
             if config is None:
@@ -149,12 +150,12 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                 return self._launch_watched(config, mode, args, kwargs)
             return self.fn.run(*args, **kwargs, **config.all_kwargs())
         except TypeError:
-            # An argument that the config sets, too?
+            # Does the config set the same argument?
             arguments.check_conflicts(self.base_fn, self.space or self._configs, args, kwargs)
             raise
 
     def _launch_watched(self, config: triton.Config, mode: str, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Launch after the config's hook, in the interpreter, or, in mode "strict", what is compiled."""
+        """Launch after the config's hook, in the interpreter, or in mode "strict", which must not compile."""
         options = config.all_kwargs()
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
@@ -165,10 +166,10 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             return self._launch_strict(args, kwargs, config)
         return self.fn.run(*args, **kwargs, **options)
 
-    def key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, int]:
-        """Return Triton's key of a call (values of `key`, dtypes of tensors), and the GPU of its tensors.
+    def cache_key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CacheKey, int]:
+        """Return Triton's cache key of a call, and the index of its tensors' GPU.
 
-        Dtypes within tuples and behind descriptors, which Triton leaves out, count too.
+        Unlike Triton's it includes dtypes inside tuples and behind descriptors.
         """
         key: list[Any] = []
         placed = len(args)
@@ -179,7 +180,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                 value = kwargs[name]
             else:
                 continue
-            key.append(value if value.__class__ in SCALARS else key_part(value))
+            key.append(value if value.__class__ in SCALARS else hashable(value))
         gpu, values = -1, args
         if len(kwargs) > 2 or "grid" not in kwargs:
             more = [v for n, v in kwargs.items() if v.__class__ not in NO_DTYPE and n in self._indices]
@@ -201,7 +202,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return tuple(key), gpu
 
     def key_indices(self) -> list[tuple[str, int]]:
-        """Return names in the key, each with its place among the arguments."""
+        """The names in `keys`, each with the index of its argument."""
         keys, indices = self._key_indices
         if keys is not self.keys:
             indices = [(name, self._indices[name]) for name in self.keys if name in self._indices]
@@ -209,9 +210,14 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return indices
 
     def _on_miss(
-        self, place: Place, cache: Memo[Key, triton.Config], key: Key, args: tuple[Any, ...], kwargs: Any
+        self,
+        place: Place,
+        cache: Memo[CacheKey, triton.Config],
+        key: CacheKey,
+        args: tuple[Any, ...],
+        kwargs: Any,
     ) -> triton.Config:
-        """Return the config for a call that is not cached; of threads with the same call, one measures."""
+        """Choose a config for a call that is not cached. Of threads with the same call, one measures."""
         arguments.check_conflicts(self.base_fn, self.space or self._configs, args, kwargs)
         captured = capturing()
 
@@ -226,12 +232,12 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return once((id(self), place, key), lambda: cache.get(key) or choose())
 
     def _launch_strict(self, args: Sequence[Any], kwargs: Any, config: triton.Config) -> Any:
-        """Launch a compiled kernel. Raises NotCompiledError, before any launch, if it is not compiled."""
+        """Launch a kernel that is compiled. Raises NotCompiledError, before any launch, if it is not."""
         options = config.all_kwargs()
         values = (*args, *[value for name, value in kwargs.items() if name in self._indices])
         aligned = tuple(x.data_ptr() % 16 for x in values if getattr(x, "is_cuda", False))
         types, index = tuple(map(type, values)), devices.current_index()
-        call = aligned, types, key_part(values), key_part((*options.items(),)), index
+        call = aligned, types, hashable(values), hashable((*options.items(),)), index
         if call in self._compiled:
             return self.fn.run(*args, **kwargs, **options)
         what = f"{self.base_fn.__qualname__} with {config}"
@@ -241,17 +247,17 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return kernel
 
     @property
-    def cache(self) -> dict[Key, triton.Config]:
-        """Return the configs by Triton's key, of the mode and GPU of the latest call."""
+    def cache(self) -> dict[CacheKey, triton.Config]:
+        """The configs by Triton's cache key, for the mode and GPU of the latest call."""
         return self._caches.setdefault(self._place, Memo(MAX_CACHED))
 
     @cache.setter
-    def cache(self, cache: dict[Key, triton.Config]) -> None:
+    def cache(self, cache: dict[CacheKey, triton.Config]) -> None:
         self._caches[self._place] = Memo(MAX_CACHED)
         self._caches[self._place].update(cache)
 
     def forget(self) -> None:
-        """Drop the configs chosen in this process; what is measured stays in the store."""
+        """Drop the configs chosen in this process; measurements stay in the store."""
         for cache in [*self._caches.values(), self._compiled]:
             cache.clear()
 
@@ -259,22 +265,21 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     @property
     def digest(self) -> str:
-        """Return the digest of the kernel's source and the user's benchmark, under which trials are stored.
+        """The digest of the kernel's source and of the user's benchmark, under which trials are stored.
 
-        For tritile's own benchmark it is that of the source alone, in any process.
+        With tritile's own benchmark it is the digest of the source alone.
         """
         fn, bench, digest = self._digest
         if fn is not self.fn or bench is not self.do_bench:
             digest = source_hash(self.fn)
             if self.do_bench is not default_bench:
-                digest = hashlib.sha256(
-                    f"{digest} {arguments.benchmark(self.do_bench)}".encode()
-                ).hexdigest()[:16]
+                text = f"{digest} {arguments.described_benchmark(self.do_bench)}"
+                digest = hashlib.sha256(text.encode()).hexdigest()[:16]
             self._digest = self.fn, self.do_bench, digest
         return digest
 
     def device_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
-        """Return the GPU of a call's tensors; HOST for host memory, without a GPU and in the interpreter."""
+        """Return the GPU of a call's tensors; HOST in the interpreter, without a GPU and for host tensors."""
         if self.interpreted:
             return HOST
         tensors = [tensor for value in (*args, *kwargs.values()) for tensor in tensors_of(value)]
@@ -285,7 +290,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return HOST if on_host else devices.current_gpu() or HOST
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelProblem:
-        """Describe a call as the store does: values of `key`, in their buckets, and dtypes of tensors."""
+        """Describe a call as the store does: bucketed values of `key`, and dtypes of tensors."""
         passed = dict(zip(self.arg_names, args, strict=False)) | dict(kwargs)
         values = {name: passed[name] for name in self.arg_names if name in passed}
         bucketed = {name: bucket(values[name]) for name, bucket in self.bucket.items() if name in values}
@@ -294,15 +299,15 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return KernelProblem(self.base_fn.__qualname__, key, dtypes)
 
     def offered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Configs:
-        """Return the configs that the kernel's own pruning leaves for a call; of a space, the first few.
+        """Return the configs left for a call by the kernel's own pruning; of a space, the first few.
 
-        Raises Triton's error if the pruning leaves none.
+        Raises Triton's error if none is left.
         """
         if self.space is not None:
             return {config: config.to_triton() for config in self.space.opening(_OPENING)}
         configs = listed = list(self.configs)
         if self._early is not None or self.perf_model is not None:
-            configs = list(self.holding(args).prune_configs(dict(kwargs)))
+            configs = list(self.with_arguments(args).prune_configs(dict(kwargs)))
         if not configs:
             raise AutotunerError(f"{self.base_fn.__qualname__}: its pruning leaves no config for this call")
         named = identified(configs, listed)
@@ -312,8 +317,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                 named[name].kwargs = dict(config.kwargs)
         return named
 
-    def holding(self, args: Sequence[Any]) -> Self:
-        """Return a copy that holds a call's arguments where Triton's pruning and hooks look for them."""
+    def with_arguments(self, args: Sequence[Any]) -> Self:
+        """Return a copy with a call's arguments in `nargs`, where Triton's pruning and hooks read them."""
         copied = copy.copy(self)
         copied.nargs = dict(zip(self.arg_names, args, strict=False))
         return copied
@@ -321,7 +326,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     def call(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], device: Device | None = None
     ) -> KernelCall:
-        """Describe a call, on the GPU of its tensors by default, with the configs that may run for it."""
+        """Describe a call, by default on the GPU of its tensors, with the configs that may run for it."""
         hook = self.pre_hook if self.user_defined_pre_hook else None
         return KernelCall(
             self.problem(args, kwargs), device or self.device_of(args, kwargs), self.digest,
@@ -336,7 +341,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     # The choice.
 
     def choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: str) -> KernelPlan:
-        """Return the plan of a call, with its config, by the mode in force.
+        """Return the plan of a call in a mode, after measuring if need be.
 
         Raises NotTunedError in mode "strict" if the call could be measured and no measurement is remembered,
         and TuningError, with the reasons, if no config works.
@@ -352,7 +357,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             if plan is not None and plan.source == "table":
                 notify(self, call, plan.config, {plan.config: [(plan.us or 0.0) / 1e3] * 3})
             elif not fixed or self.reference is not None:
-                plan = KernelPlan(call.problem, measured(self, call), "exact", call.device)
+                plan = KernelPlan(call.problem, measured_config(self, call), "exact", call.device)
                 for place, cache in list(self._caches.items()):
                     if place is not None and place[0] != "tune":
                         cache.clear()  # other modes, which may have guessed, choose again
@@ -370,15 +375,15 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return plan
 
     def warn_untuned(self, problem: KernelProblem, device: Device, where: str = "") -> None:
-        """Warn that no measurement says which config is fast; `where` ends the warning's advice."""
+        """Warn that nothing measured says which config is fast; `where` ends the advice."""
         self._warnings -= 1
         if self._warnings >= 0:
             text = f"{problem.label} was never measured on {device.name}: using the config that comes first"
             advice = f'Run once under tritile.mode("tune") or TRITILE_MODE=tune{where}.'
-            warnings.warn(f"{text}. {advice}", UntunedWarning, stacklevel=callers_level())
+            self._warn(f"{text}. {advice}", UntunedWarning)
 
     def warn_of_retuning(self, device: Device) -> None:
-        """Warn, once, of a number in the key that has many values among the problems that were measured."""
+        """Warn, once, of a number in the key that was measured for many values."""
         problems = filter(None, map(kernel_problem, store_of(device).problems(self.digest)))
         values: dict[str, set[int]] = {}
         for name, value in (part for problem in problems for part in problem.key):
@@ -389,10 +394,13 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                 self._retuned.add(name)
                 text = f"{self.base_fn.__qualname__} was tuned for {len(own)} values of {name} in its key"
                 advice = f"bucket={{{name!r}: triton.next_power_of_2}} makes one problem of many"
-                warnings.warn(f"{text}: {advice}", RetuningWarning, stacklevel=callers_level())
+                self._warn(f"{text}: {advice}", RetuningWarning)
+
+    def _warn(self, text: str, category: type[Warning]) -> None:
+        warnings.warn(text, category, stacklevel=callers_level())
 
     def _unmeasured(self, call: KernelCall, mode: str) -> KernelPlan:
-        """Return the plan of a call without measuring: remembered, a neighbour's config, or a guess.
+        """Return the plan of a call without measuring: remembered, the config of a neighbour, or a guess.
 
         Raises NotTunedError in mode "strict" if the call could be measured and no measurement is remembered.
         """
@@ -417,9 +425,9 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return KernelPlan(problem, best, "model", device, None, why)
 
     def remembered(self, problem: KernelProblem, device: Device, configs: Configs) -> KernelPlan | None:
-        """Return the fastest config measured for exactly this problem, among those that may run.
+        """Return the fastest config measured for exactly this problem, among `configs` or all of a space.
 
-        These are `configs`, or all of a space. Trials on this machine come before entries of tables.
+        Trials on this machine come before entries of tables.
         """
 
         def allowed(config: Config) -> triton.Config | None:
@@ -444,15 +452,15 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self, problem: KernelProblem, device: Device, configs: Configs, unknown: Collection[str] = (),
         most: int = _NEIGHBOURS,
     ) -> Iterator[tuple[float, triton.Config]]:  # fmt: skip
-        """Yield configs of measured problems that differ from this one only in sizes, the nearest first.
+        """Yield the configs of measured problems that differ only in sizes, the nearest first.
 
-        Each comes with its distance, in doublings. Sizes are positive integers in `key` that are not
-        constexprs. `unknown`: names in the key whose values do not count. `most`: problems to look up.
+        Each comes with its distance in doublings. Sizes are the positive integers in `key` that are not
+        constexprs. `unknown`: names in `key` whose values do not count. `most`: how many problems to look up.
         """
         constants = arguments.constants_of(self.base_fn)
 
         def split(key: Any) -> tuple[list[Any], list[float]]:
-            """Return what neighbours have in common, and the sizes in which they may differ, as log2."""
+            """Return what neighbours must have in common, and log2 of the sizes in which they may differ."""
             shared: list[Any] = []
             sizes: list[float] = []
             for name, value in key:
@@ -482,7 +490,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                 yield doublings, plan.config
 
     def planned(self, args: Sequence[Any], kwargs: Mapping[str, Any], device: Device | None) -> KernelPlan:
-        """Return the plan of a call by the mode in force, for `tritile.plan`. Mode "tune" plans as "cached".
+        """Return the plan of a call for `tritile.plan`, without measuring.
 
         Raises InvalidValueError for missing or unknown arguments, and NotTunedError in mode "strict" if the
         call could be measured and no measurement is remembered.
@@ -497,20 +505,20 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     @property
     def early_config_prune(self) -> traced.Pruning | None:
-        """Return the kernel's own pruning, which shows torch's tracer only the remembered config."""
+        """The kernel's own pruning, which leaves torch's tracer only the remembered config."""
         return self._pruning
 
     @early_config_prune.setter
     def early_config_prune(self, early: traced.Pruning | None) -> None:
         self._early = self._pruning = early
-        # With one config there is then nothing to choose, nor to check.
+        # Then, with one config, there is nothing to choose or check.
         self._is_fixed = not (self.space or early or self.perf_model or self.reference)
         if self.space is not None or len(self._configs) > 1:
             self._pruning = traced.pruning(self, early, self.perf_model)
 
     @property
     def configs(self) -> list[triton.Config]:
-        """Return the configs to choose among; of a space one, and in torch.compile the remembered ones."""
+        """The configs to choose among; of a space one or, in torch.compile, the remembered ones."""
         if TracingContext.try_get() is not None and self._pruning is not self._early:
             traced.show(self)
         return self._configs
@@ -520,7 +528,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self._configs = configs
 
     def __copy__(self) -> Self:
-        """Copy the tuner; the copy may then be given other configs and another mode."""
+        """Copy the tuner, so that other configs and another mode can be set on the copy."""
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__, _caches={})
         copied.early_config_prune = self._early
@@ -542,56 +550,56 @@ def autotune(
     """Decorate a `triton.jit` kernel so that its configs are measured once per GPU and remembered.
 
     Takes what `triton.autotune` takes, with the same meaning. A new problem is measured at its first call, in
-    processes of its own, and remembered in `TRITILE_CACHE_DIR` for every process to come. A remembered config
-    runs only where the kernel's own pruning leaves it for the call in hand.
+    processes of its own, and remembered in `TRITILE_CACHE_DIR` for all later processes. A remembered config
+    runs only if the kernel's own pruning leaves it for the current call.
 
     Args:
         configs: `triton.Config` objects to choose among, all of which are measured, or a `tritile.Space`,
             which is searched as `tritile tune` searches, up to 96 configs. Either ends after
             `TRITILE_TUNE_BUDGET` seconds, 15 by default, once a config works.
         key: names of arguments. Each new combination of their values and of the tensors' dtypes is a problem
-            of its own; a tensor counts by dtype and shape. A name that is no argument is left out, with a
+            of its own; a tensor counts by dtype and shape. A name that is not an argument is ignored, with a
             UserWarning.
         prune_configs_by: "early_config_prune", "perf_model" and "top_k", as in Triton.
         reset_to_zero: names of tensors to zero before each measured run.
         restore_value: names of tensors to restore after each measured run.
         pre_hook: called before each measured run, in place of `reset_to_zero` and `restore_value`.
         post_hook: called after each measured run, in place of `restore_value`.
-        warmup: without effect, with a DeprecationWarning: tritile, or `do_bench`, counts the launches.
-        rep: as `warmup`.
-        use_cuda_graph: as `warmup`.
+        warmup: ignored, with a DeprecationWarning: tritile or `do_bench` decides how often to launch.
+        rep: like `warmup`.
+        use_cuda_graph: like `warmup`.
         do_bench: times a call: `(call, quantiles) -> milliseconds`. Default:
-            `tritile.tuner.measure.timing.do_bench`. Times of one benchmark are compared with its own alone:
-            where its code changes, the configs are timed anew.
+            `tritile.tuner.measure.timing.do_bench`. Times are only compared with others of the same
+            benchmark: if its code changes, configs are timed again.
         cache_results: accepted for compatibility: results are always kept.
-        mode: the mode of this kernel, whatever `tritile.mode` says. None: the mode that `tritile.mode` or
-            `TRITILE_MODE` asks for, else "tune". "cached" never measures: it takes what is remembered, else
-            the config of the nearest problem that differs in sizes alone, else the first.
-        reference: called with the kernel's arguments that it names, on untouched copies; returns the right
-            tensors by name of argument. The winner is checked against them, on outputs filled with NaN. A
-            tensor that is both read and written must be in `restore_value`.
+        mode: the mode of this kernel, whatever `tritile.mode` says. None: that of `tritile.mode` or
+            `TRITILE_MODE`, else "tune". "cached" never measures: it uses what is remembered, else the config
+            of the nearest problem that differs only in sizes, else the first.
+        reference: called with those of the kernel's arguments that it names, on untouched copies; returns the
+            right tensors by argument name. The winner is checked against them, with outputs filled with NaN
+            beforehand. A tensor that is both read and written must be in `restore_value`.
         tolerance: the allowed error of an element, relative to its value or, if that is smaller, to the
             typical size of values in its row and column. Default: four times the epsilon of the output's
             dtype, once for fp8, 256 times for fp32 and fp64.
-        isolate: measure in a process of its own, which a config may hang or crash. In the calling process, as
-            with a `do_bench`, the memory around the arguments is not watched.
-        bucket: functions by names in `key`; a call's problem has the function's value in place of the
-            argument's. With `{"N": triton.next_power_of_2}` all N from 1025 to 2048 are one problem, which
-            the first call measures. A config of the bucket that the pruning forbids for a call does not run.
-        table: a file that `tritile export --kernel` wrote, shipped with the kernel. What it holds for this
-            GPU model and the kernel's source is taken as measured. `TRITILE_TABLE` may name another.
+        isolate: measure in a separate process, which a config may hang or crash. In the calling process,
+            where a `do_bench` always runs, the memory around the arguments is not watched.
+        bucket: functions by names in `key`; in a problem the function's value replaces the argument's. With
+            `{"N": triton.next_power_of_2}` all N from 1025 to 2048 are one problem, which the first call
+            measures. A config of the bucket that the pruning forbids for a call does not run.
+        table: a file that `tritile export --kernel` wrote, shipped with the kernel. Its entries for this GPU
+            model and the kernel's source count as measured. `TRITILE_TABLE` may name another.
         effort: "quick" measures the 8 likeliest configs within 2 seconds, and no more once one works: the
             fastest at the nearest measured problems, then a sample of the list. "full" measures every config,
-            whatever it takes. None: every config of a list, up to 96 of a space, within the budget.
+            however long that takes. None: every config of a list, up to 96 of a space, within the budget.
 
-    Inside torch.compile the tracer is given the remembered config. Where nothing is remembered torch times
-    all configs itself, as those of `triton.autotune`; in other modes than "tune" it is given the likeliest.
+    Inside torch.compile the tracer sees only the remembered config. If nothing is remembered, torch times all
+    configs itself, like those of `triton.autotune`; in modes other than "tune" it sees the likeliest one.
     torch wraps NotTunedError in an error of its own.
 
     Raises InvalidValueError for an unknown mode or effort, and for a space with `prune_configs_by`. The
-    decorator raises it where `reset_to_zero`, `restore_value`, a space, a config (without an
-    "early_config_prune") or the reference names anything but an argument of the kernel, or `bucket` a name
-    that is not in `key`, and for a kernel under another autotuner whose configs set some of the same names.
+    decorator raises it if `reset_to_zero`, `restore_value`, a space, a config (without an
+    "early_config_prune") or the reference names anything but an argument of the kernel, if `bucket` names
+    anything not in `key`, and for a kernel under another autotuner whose configs set some of the same names.
     """
     deprecated = {"warmup": warmup, "rep": rep, "use_cuda_graph": use_cuda_graph}
     arguments.check_options(configs, prune_configs_by, mode, effort, reference, tolerance, **deprecated)

@@ -1,7 +1,7 @@
-"""Tune one call of a decorated kernel: its configs are compiled, timed and checked by the common search.
+"""Tune one call of a decorated kernel: the search shared with tritile's own operations runs its configs.
 
 In worker processes configs run on copies of the call's memory, and one that hangs or crashes fails alone.
-Otherwise they run in this process on the call's own arguments, one after the other.
+Otherwise they run one after the other in this process, on the call's own arguments.
 """
 
 import contextlib
@@ -42,11 +42,11 @@ from tritile.errors import (
     brief,
     callers_level,
 )
-from tritile.runtime.ahead import check_fits, compiling_for
+from tritile.runtime.ahead import Resources, check_fits, compiling_for
 from tritile.tuner.arguments import layers_of, tensors_of
 from tritile.tuner.measure import shipping
-from tritile.tuner.measure.benchmark import Harness, Resources, ScreenResult, Tunable
-from tritile.tuner.measure.engine import OnTrial, Rules, TuningTask, has_more, logged, tune, whole
+from tritile.tuner.measure.benchmark import Harness, ScreenResult, Tunable
+from tritile.tuner.measure.engine import OnTrial, Rules, TuningTask, exhaustive_rules, has_more, tune
 from tritile.tuner.measure.outputs import (
     OUTSIDE,
     WRONG,
@@ -58,7 +58,7 @@ from tritile.tuner.measure.outputs import (
     unwritten,
 )
 from tritile.tuner.measure.shipping import HUGE, NUMBERS, GuardedMemory, Shipment, StandIn, are_mapped, unpack
-from tritile.tuner.measure.timing import Eager, Run, Timing, copies_wanted, graph_of
+from tritile.tuner.measure.timing import Eager, Run, Timing, copies_for, graph_of
 from tritile.tuner.measure.workers import PoolRunner, WorkerError, shared_runner
 from tritile.tuner.search import Listed, Space
 from tritile.tuner.store.files import MAX_US
@@ -69,21 +69,21 @@ if TYPE_CHECKING:
     from tritile.tuner.autotuner import Autotuner
 
 Named = dict[str, Any]
-REFERENCE: Final = Config((), 1, 1, family="reference")  # stands for the kernel's reference, to time that
-_MAX_CONFIGS: Final = 96  # of a space, that a search tries
+REFERENCE: Final = Config((), 1, 1, family="reference")  # placeholder: times the kernel's reference
+_MAX_CONFIGS: Final = 96  # that a search tries of a space
 _QUICK_CONFIGS: Final = 8  # that a search of effort "quick" tries, within
 _QUICK_S: Final = 2.0  # seconds
 _LEAST_US: Final = 1e-6
-_NO_ROOM: Final = re.compile(r"out of memory|\bbusy\b")  # busy: an exclusive one
-_MAX_REASON: Final = 500  # characters of what is wrong with an answer
+_NO_ROOM: Final = re.compile(r"out of memory|\bbusy\b")  # busy: in the mode EXCLUSIVE_PROCESS
+_MAX_REASON: Final = 500  # characters of a message about a wrong answer
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A launch, with its options of `tritile.autotune`; `fn` is the kernel with its heuristics.
+    """A launch and the options of `tritile.autotune`; `fn` is the kernel with its heuristics.
 
-    `configs`: those that the kernel's pruning leaves for the call; of a space, the first few. `source`: the
-    digest of the kernel's source. `reference` returns the right tensors by name of argument.
+    `configs`: those left by the kernel's pruning; of a space, the first few. `source`: the digest of the
+    kernel's source. `reference` returns the expected tensors by argument name.
     """
 
     problem: KernelProblem
@@ -99,7 +99,7 @@ class KernelCall:
     pre_hook: Callable[..., Any] | None = None
     reference: Callable[..., Mapping[str, torch.Tensor]] | None = None
     tolerance: float | None = None
-    keeps_inputs: bool = False  # what the reference takes and does not return must not change
+    keeps_inputs: bool = False  # arguments that the reference takes but does not return must not change
 
     @property
     def named(self) -> Named:
@@ -108,7 +108,7 @@ class KernelCall:
 
     @property
     def tensors(self) -> Named:
-        """Return the arguments that hold tensors, by name, detached from autograd."""
+        """The arguments that hold tensors, by name, detached from autograd."""
         return {n: _detached(v) for n, v in self.named.items() if next(tensors_of(v), None) is not None}
 
     def having(self, named: Named) -> "KernelCall":
@@ -134,7 +134,7 @@ class KernelCall:
         return fn.run(*self.args, **(self.kwargs | settings | options))
 
     def reset(self, config: Config | triton.Config) -> None:
-        """Prepare the tensors for a launch: by `pre_hook`, given the config's values, or `reset_to_zero`."""
+        """Prepare the tensors for a launch: by `pre_hook`, which gets the config's values, or by zeroing."""
         if self.pre_hook is not None:
             self.pre_hook(self.named | self.config(config).all_kwargs(), reset_only=True)
         else:
@@ -146,7 +146,7 @@ class KernelCall:
             return self.launch(config, grid=(1,), warmup=True)
 
     def compile(self, config: Config | triton.Config) -> None:
-        """Compile as `compiled` does. Raises TuningError, too, if the GPU has too little shared memory."""
+        """Compile like `compiled`. Raises TuningError as well if the GPU has too little shared memory."""
         check_fits(self.compiled(config), self.device)
 
 
@@ -179,17 +179,16 @@ def _detached(value: Any) -> Any:
 
 
 def _accepted(function: Callable[..., Any], named: Named) -> Named:
-    """Return those of the arguments that a function takes."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return named
     return {name: value for name, value in named.items() if name in parameters}
 
 
-def referred(call: KernelCall) -> dict[str, torch.Tensor]:
-    """Run the call's reference on copies and return the right tensors by name; {} without a reference.
+def expected_outputs(call: KernelCall) -> dict[str, torch.Tensor]:
+    """Run the reference on copies of the arguments; return its tensors by name, {} without a reference.
 
-    Raises InvalidValueError if it returns no tensors, or ones that are not of the call, and what it raises.
+    Raises InvalidValueError if it returns anything but tensors of the call, and whatever it raises.
     """
     if call.reference is None:
         return {}
@@ -210,43 +209,23 @@ def referred(call: KernelCall) -> dict[str, torch.Tensor]:
     return dict(result)
 
 
-def checked(
+def _check_launch(
     call: KernelCall, config: Config | triton.Config, memory: GuardedMemory | None = None
 ) -> float | None:
-    """Run a config and return the largest relative error; None without a reference.
+    """Launch a config once and return the largest relative error; None without a reference.
 
-    Outputs are poisoned before resets and hooks, unless the kernel reads them or another argument shares
-    their memory. Raises TuningError for an answer that is wrong or not fully written, for a change of an
-    argument of the reference, and in the interpreter for an access outside `memory`.
+    Raises TuningError for an answer that is wrong or not fully written, for an input that changed, and, in
+    the interpreter, for an access outside `memory`.
     """
-    named, answers, poisoned = call.named, referred(call), set()
-    for name in answers:
-        others = [tensor for n, v in named.items() if n != name for tensor in tensors_of(v)]
-        is_read = name in (*call.reset_to_zero, *call.restore_value)
-        if not is_read and not any(overlap(named[name], other) for other in others):
-            poison(named[name], answers[name])
-            poisoned.add(name)
+    expected = expected_outputs(call)
+    poisoned = _poison_outputs(call, expected)
     call.reset(config)
-    inputs = [(*item, item[1].clone()) for item in _inputs(call, call.config(config), answers)]
+    inputs = [(name, tensor, tensor.clone()) for name, tensor in _inputs(call, call.config(config), expected)]
     if memory is not None and _shows_accesses(call):
-        _launch_within(memory, call, config)
+        _launch_watched(memory, call, config)
     else:
         call.launch(config)
-    errors = []
-    for name, right in answers.items():
-        is_real = named[name].is_floating_point()
-        advice = f"if the kernel reads {name}, name it in restore_value="
-        place = unwritten(named[name]) if is_real and name in poisoned else None
-        if place is not None:
-            what = f"{name}{place or ''} is not written, or what {name} was filled with"
-            raise TuningError(f"{WRONG}: {what}: {advice}")
-        try:
-            errors.append(error_of(name, named[name], right, call.tolerance))
-        except TuningError as wrong:
-            if name in poisoned and (not is_real or bool(named[name].double().isnan().any())):
-                filled = f"{name} was filled with {'NaN' if is_real else 'wrong integers'}"
-                raise TuningError(f"{wrong}; {filled}: {advice}") from None
-            raise
+    errors = [_output_error(call, name, right, name in poisoned) for name, right in expected.items()]
     for name, tensor, before in inputs:
         if unlike(tensor, before):
             what = f"{name} is changed, which the reference takes and does not return"
@@ -254,16 +233,45 @@ def checked(
     return max(errors, default=None)
 
 
-def _inputs(
-    call: KernelCall, config: triton.Config, answers: Mapping[str, torch.Tensor]
-) -> list[tuple[str, torch.Tensor]]:
-    """Return, by name, the tensors of the reference's parameters that the kernel must not change.
+def _poison_outputs(call: KernelCall, expected: Mapping[str, torch.Tensor]) -> set[str]:
+    """Fill outputs with wrong values, unless the kernel reads them or they share memory with an argument."""
+    named, poisoned = call.named, set[str]()
+    for name, right in expected.items():
+        others = [tensor for n, v in named.items() if n != name for tensor in tensors_of(v)]
+        is_read = name in (*call.reset_to_zero, *call.restore_value)
+        if not is_read and not any(overlap(named[name], other) for other in others):
+            poison(named[name], right)
+            poisoned.add(name)
+    return poisoned
 
-    Tensors in memory that the kernel may write are left out, and all tensors if a hook may change some.
+
+def _output_error(call: KernelCall, name: str, right: torch.Tensor, is_poisoned: bool) -> float:
+    """Return the largest relative error of an output. Raises TuningError if it is above the tolerance."""
+    out = call.named[name]
+    is_real = out.is_floating_point()
+    advice = f"if the kernel reads {name}, name it in restore_value="
+    if is_real and is_poisoned and (place := unwritten(out)) is not None:
+        what = f"{name}{place or ''} is not written, or what {name} was filled with"
+        raise TuningError(f"{WRONG}: {what}: {advice}")
+    try:
+        return error_of(name, out, right, call.tolerance)
+    except TuningError as wrong:
+        if is_poisoned and (not is_real or bool(out.double().isnan().any())):
+            filled = f"{name} was filled with {'NaN' if is_real else 'wrong integers'}"
+            raise TuningError(f"{wrong}; {filled}: {advice}") from None
+        raise
+
+
+def _inputs(
+    call: KernelCall, config: triton.Config, expected: Mapping[str, torch.Tensor]
+) -> list[tuple[str, torch.Tensor]]:
+    """Return, by name, the tensors that the reference takes and the kernel must not change.
+
+    Leaves out tensors in memory that the kernel may write, and all of them if a hook may change some.
     """
     if not call.keeps_inputs or call.reference is None or call.pre_hook or config.pre_hook:
         return []
-    written = (*answers, *call.reset_to_zero, *call.restore_value)
+    written = (*expected, *call.reset_to_zero, *call.restore_value)
     outs = [tensor for name in written for tensor in tensors_of(call.named.get(name))]
     return [
         (name, tensor)
@@ -278,7 +286,7 @@ def _shows_accesses(call: KernelCall) -> bool:
     return call.device == HOST  # in the interpreter
 
 
-def _launch_within(memory: GuardedMemory, call: KernelCall, config: Config | triton.Config) -> None:
+def _launch_watched(memory: GuardedMemory, call: KernelCall, config: Config | triton.Config) -> None:
     """Launch in the interpreter. Raises TuningError before the first access outside the call's tensors."""
     strays: list[str] = []
     covered = memory.covered(tensor for value in call.named.values() for tensor in tensors_of(value))
@@ -304,7 +312,7 @@ def _launch_within(memory: GuardedMemory, call: KernelCall, config: Config | tri
 
 
 def _has_address(values: Iterable[Any]) -> bool:
-    """True if an argument is, or holds, an address: a number, a tensor of numbers, or another object."""
+    """True if an argument is or holds an address: an integer, a tensor of integers, or a pointer object."""
     for value in values:
         if not isinstance(value, torch.Tensor) and hasattr(value, "data_ptr"):
             return True
@@ -317,7 +325,6 @@ def _has_address(values: Iterable[Any]) -> bool:
 
 
 def _place_of(address: int, named: Named) -> str:
-    """Describe an address by the nearest tensor."""
     distances: list[tuple[int, str]] = []
     for name, tensor in ((name, tensor) for name, value in named.items() for tensor in tensors_of(value)):
         first, past = span(tensor)
@@ -328,18 +335,19 @@ def _place_of(address: int, named: Named) -> str:
     return f"{distance} bytes {where}" if distance else f"just {where}"
 
 
-def _check_within_guards(
+def _check_guarded(
     make_call: Callable[..., tuple[KernelCall, GuardedMemory | None]], config: Config | triton.Config
 ) -> float | None:
-    """Check a config as `checked` does, and that it stays within its memory; return the largest error.
+    """Check the answer of a config, and that it stays within its memory; return the largest error.
 
-    `make_call` returns the call and its memory, which has guards of a byte pattern around each block; None if
-    memory is not watched. The interpreter reports each access. On a GPU guards show writes, and reads by a
-    wrong answer: NaN, then large numbers of either sign, as a maximum drops NaN, then, if outputs are read,
-    small numbers, because adding to the others does not change them.
+    `make_call(pattern)` returns the call and its memory, with guards of a byte pattern around each block, or
+    None if memory is not watched. The interpreter reports every access. On a GPU guards expose writes, and
+    reads that make the answer wrong. So the call is repeated with other guards: NaN; large numbers of either
+    sign, because a maximum drops NaN; and, if outputs are read, small numbers, because atomic adds to NaN or
+    to large numbers change nothing.
     """
     call, memory = make_call()
-    errors, patterns = [checked(call, config, memory)], [HUGE, HUGE | 0x80]
+    errors, patterns = [_check_launch(call, config, memory)], [HUGE, HUGE | 0x80]
     if call.reset_to_zero or call.restore_value or call.pre_hook:
         patterns.append(NUMBERS)
     while memory is not None:
@@ -349,17 +357,17 @@ def _check_within_guards(
             break
         del call, memory  # before the next copies are made
         call, memory = make_call(patterns.pop())
-        errors.append(checked(call, config, memory))
+        errors.append(_check_launch(call, config, memory))
     return max((error for error in errors if error is not None), default=None)
 
 
-def checked_here(call: KernelCall, config: triton.Config) -> float | None:
+def check_in_process(call: KernelCall, config: triton.Config) -> float | None:
     """Check a config in this process, on copies of the call's tensors; return the largest relative error.
 
-    Tensors in host memory have guards around them. Raises TuningError if the config does not run or answers
-    wrongly, and what the reference raises.
+    Tensors in host memory have guards around them. Raises TuningError if the config does not run or its
+    answer is wrong, and whatever the reference raises.
     """
-    referred(call.copied())  # a failure here is not the config's
+    expected_outputs(call.copied())  # a failure here is not the config's
 
     def make_call(*pattern: int) -> tuple[KernelCall, GuardedMemory | None]:
         if all(tensor.device.type == "cpu" for v in call.tensors.values() for tensor in tensors_of(v)):
@@ -369,7 +377,7 @@ def checked_here(call: KernelCall, config: triton.Config) -> float | None:
         return call.copied(), None
 
     try:
-        return _check_within_guards(make_call, config)
+        return _check_guarded(make_call, config)
     except TuningError:
         raise
     except Exception as failure:  # anything: the other configs are still to be tried
@@ -381,7 +389,7 @@ def checked_here(call: KernelCall, config: triton.Config) -> float | None:
 
 @dataclass(frozen=True)
 class TunableKernel:
-    """A call of a decorated kernel, packed so that any process can run it."""
+    """A call of a decorated kernel, packed so that any process can run it: see `Tunable`."""
 
     problem: KernelProblem
     device: Device
@@ -395,11 +403,11 @@ class TunableKernel:
         unpack(self.shipment, StandIn).compile(config)
 
     def compile_check(self, config: Config) -> None:
-        """Nothing: a check runs the kernel that was timed."""
+        """Do nothing: a check runs the kernel that was timed."""
 
     @property
     def copies(self) -> int:
-        return copies_wanted(self.shipment.bytes, self.device.l2_bytes)
+        return copies_for(self.shipment.bytes, self.device.l2_bytes)
 
     def harness(self, copies: int) -> Harness:
         return _Harness(self, copies)
@@ -412,7 +420,7 @@ class _Harness:
         contents = torch.load(self._shipment.file, weights_only=True)
         self._pristine = GuardedMemory(self._shipment.blocks, contents, self._where)
         self.calls: list[KernelCall] = [self._make_call()[0] for _ in range(copies)]
-        referred(self._make_call()[0])  # once, before all configs: a failure here is not theirs
+        expected_outputs(self._make_call()[0])  # once, before all configs: a failure here is not theirs
         triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
 
     def _make_call(self, *pattern: int) -> tuple[KernelCall, GuardedMemory]:
@@ -424,15 +432,15 @@ class _Harness:
         call: KernelCall = unpack(self._shipment, self._pristine.tensor)
         return call
 
-    def prepared(self, config: Config) -> tuple[Run, Resources]:
+    def prepared(self, config: Config) -> tuple[Run, Resources | None]:
         if config == REFERENCE:
             reference = self.calls[0].reference
             assert reference is not None
             names = _accepted(reference, self.calls[0].named).keys()
-            return (lambda call: reference(**{name: call.named[name] for name in names})), Resources()
+            return (lambda call: reference(**{name: call.named[name] for name in names})), None
         kernel = self.calls[0].launch(config, warmup=True)
         _, registers, spills = handles_of(kernel)
-        return (lambda call: call.launch(config)), Resources(registers, spills, kernel.metadata.shared)
+        return (lambda call: call.launch(config)), Resources(registers, 4 * spills, kernel.metadata.shared)
 
     def timed(self, config: Config, run: Run) -> Eager:
         if config == REFERENCE:
@@ -444,18 +452,18 @@ class _Harness:
             call.reset(config)
             for name in call.restore_value:
                 values = call.named.get(name), self._original.named.get(name)
-                for tensor, kept in zip(*map(tensors_of, values), strict=True):
-                    tensor.copy_(kept)
+                for tensor, original in zip(*map(tensors_of, values), strict=True):
+                    tensor.copy_(original)
 
     def check(self, config: Config, run: Run) -> float | None:
-        return _check_within_guards(self._make_call, config)
+        return _check_guarded(self._make_call, config)
 
 
 @contextlib.contextmanager
-def elsewhere(call: KernelCall) -> Iterator[tuple[PoolRunner, TunableKernel]]:
-    """Give the shared runner of a call's GPU, and the call packed for it.
+def shipped(call: KernelCall) -> Iterator[tuple[PoolRunner, TunableKernel]]:
+    """Yield the shared runner of a call's GPU, and the call packed for its processes.
 
-    Raises UnsupportedError if the call cannot be sent, or its memory leaves no room for two copies.
+    Raises UnsupportedError if the call cannot be sent, or if GPU memory has no room for two copies.
     """
     tensors = (tensor for value in call.named.values() for tensor in tensors_of(value) if tensor.is_cuda)
     gpu = next((tensor.get_device() for tensor in tensors), torch.cuda.current_device())
@@ -472,11 +480,11 @@ def tune_in_workers(
 ) -> TuningError | None:
     """Measure the configs of a call in worker processes, on copies of its memory.
 
-    Returns the last config's error if none works. Raises UnsupportedError if the call cannot be sent, or does
-    not run there, GpuTakenError if the GPU has no room for it.
+    Returns the last config's error if no config works. Raises UnsupportedError if the call cannot be sent or
+    does not run there, GpuTakenError if the GPU has no room for it.
     """
     try:
-        with elsewhere(call) as (runner, tunable):
+        with shipped(call) as (runner, tunable):
             (tuned,) = tune([replace(task, tunable=tunable)], runner, rules, on_trial)
     except OSError as error:  # no folder for temporary files, or no process
         raise UnsupportedError(f"it cannot run in another process: {brief(error)}") from error
@@ -490,12 +498,12 @@ def tune_in_workers(
 
 
 class _InProcessRunner:
-    """The `Runner` of this process: time configs as Triton does, and check them on copies of the call."""
+    """The `Runner` of this process: times configs as Triton does, and checks them on copies of the call."""
 
     max_resident = 1
 
     def __init__(self, tuner: "Autotuner", call: KernelCall) -> None:
-        self.call, self.tuner = call, tuner.holding(call.args)
+        self.call, self.tuner = call, tuner.with_arguments(call.args)
         if tuner.interpreted:
             self.tuner.fn = _Serialized(tuner.fn)
         self.timings: dict[triton.Config, list[float]] = {}  # milliseconds, as the benchmark gave them
@@ -515,7 +523,7 @@ class _InProcessRunner:
         self.tuner.post_hook = tuner.post_hook if tuner.user_defined_post_hook else after
 
     def compile(self, tunable: Tunable, config: Config, for_check: bool = False) -> Future[None]:
-        """Nothing: the first launch, which is not timed, compiles."""
+        """Do nothing: the first launch, which is not timed, compiles."""
         compiled = Future[None]()
         compiled.set_result(None)
         return compiled
@@ -536,14 +544,16 @@ class _InProcessRunner:
         except Exception as error:  # anything: the other configs are still to be tried
             raise WorkerError(brief(error)) from error
         us = min(max(times[0] * 1e3, _LEAST_US), MAX_US)  # of a clock that is too coarse
-        return ScreenResult(Timing(us, max(0.0, times[-1] - times[len(times) // 2]) * 1e3 / us), Resources())
+        return ScreenResult(Timing(us, max(0.0, times[-1] - times[len(times) // 2]) * 1e3 / us), None)
 
     def race(self, tunable: Tunable, configs: Sequence[Config]) -> list[list[float]]:
         raise WorkerError("each config is timed once")
 
     def check(self, tunable: Tunable, config: Config) -> float | None:
         try:
-            return None if self.call.reference is None else checked_here(self.call, self.call.config(config))
+            if self.call.reference is None:
+                return None
+            return check_in_process(self.call, self.call.config(config))
         except TuningError as wrong:
             raise WorkerError(str(wrong)[:_MAX_REASON]) from wrong
 
@@ -555,9 +565,9 @@ class _InProcessRunner:
 
 
 class _Tuning:
-    """Measure the configs of one call, store the trials, and report progress.
+    """Measures the configs of one call, stores the trials and reports progress.
 
-    Progress is one line on a terminal, else records of the log "tritile.tune".
+    Progress is one line on a terminal; elsewhere it goes to the log "tritile.tune".
     """
 
     def __init__(
@@ -567,7 +577,7 @@ class _Tuning:
         self.tuner, self.call, self.trials, self.rules = tuner, call, trials, rules
         self.task = TuningTask(TunableKernel(call.problem, call.device, call.source), space, dict(trials))
         self.listed = set(space.configs()) if isinstance(space, Listed) else set[Config]()
-        self.cause: TuningError | None = None  # the last config's error, where none works
+        self.cause: TuningError | None = None  # the last config's error if no config works
         self.new, self.since = 0, time.monotonic()
         self.terminal = sys.stderr is not None and sys.stderr.isatty()
 
@@ -583,12 +593,13 @@ class _Tuning:
     def in_workers(self) -> bool:
         """Measure in worker processes; return False, with a warning, if the call has to be measured here.
 
-        That is so if it cannot be sent, or every config that compiles fails there: the kernel may use memory
-        by an address that is a number, which workers do not have. Not if one hangs, which would hang here.
-        Raises GpuTakenError where the GPU has no room for workers and the tuner does not measure here.
+        That is if it cannot be sent, or if every config that compiles fails there: the kernel may find memory
+        through an integer that holds an address, which is not mapped in workers. If one hangs, it would hang
+        here too, so nothing is measured here. Raises GpuTakenError if the GPU has no room for workers and the
+        tuner does not measure here.
         """
         try:
-            self.cause = tune_in_workers(self.call, self.task, self.rules, logged(self.record))
+            self.cause = tune_in_workers(self.call, self.task, self.rules, self.record)
             failures = [trial.failure for trial in self.trials.values() if trial.failure]
             at_runtime = [text for text in failures if _failed_at_runtime(text)]
             hung = any(text.startswith("hung:") for text in failures)
@@ -606,10 +617,10 @@ class _Tuning:
         return False
 
     def in_process(self) -> dict[triton.Config, list[float]]:
-        """Measure in this process, each config once; return the benchmark's own times in milliseconds."""
+        """Measure each config once, in this process; return the benchmark's own times in milliseconds."""
         runner = _InProcessRunner(self.tuner, self.call)
         trials = {c: t for c, t in self.trials.items() if not (t.failure and _failed_at_runtime(t.failure))}
-        (tuned,) = tune([replace(self.task, trials=trials)], runner, self.rules, logged(self.record))
+        (tuned,) = tune([replace(self.task, trials=trials)], runner, self.rules, self.record)
         self.cause = tuned.cause
         if tuned.best is not None:
             settings = self.call.config(tuned.best.config).all_kwargs()
@@ -631,7 +642,7 @@ class _Tuning:
         if triton.knobs.autotuning.print:  # as Triton words it, for programs that parse it
             print(
                 f"Triton autotuning for function {self.tuner.base_fn.__name__},\n"
-                f"with key as {self.tuner.key_of(self.call.args, self.call.kwargs)[0]},\n"
+                f"with key as {self.tuner.cache_key_of(self.call.args, self.call.kwargs)[0]},\n"
                 f"finished after {seconds:.2f}s,\nbest config selected: {won};"
             )
 
@@ -643,18 +654,18 @@ class _Tuning:
 
 
 def _failed_at_runtime(failure: str) -> bool:
-    """True for a failure that may come from running on copies of memory; False for the compiler's."""
+    """True if running on copies of memory may be the cause; False for what the compiler refuses."""
     return not is_final_failure(failure) or OUTSIDE in failure or WRONG in failure
 
 
 def rules_of(tuner: "Autotuner") -> Rules:
     """Return the rules of a search, by the tuner's effort; every config of a list is measured."""
     if tuner.effort == "full":
-        return whole(Rules(problem_s=math.inf))
+        return exhaustive_rules(Rules(problem_s=math.inf))
     if tuner.effort == "quick":
         return Rules(problem_s=_QUICK_S, most=_QUICK_CONFIGS)
     rules = Rules(problem_s=tune_budget_s(Rules.problem_s), most=_MAX_CONFIGS)
-    return whole(rules) if tuner.space is None else rules
+    return exhaustive_rules(rules) if tuner.space is None else rules
 
 
 def _likeliest(tuner: "Autotuner", call: KernelCall) -> Listed:
@@ -674,27 +685,27 @@ def notify(
     tuner: "Autotuner", call: KernelCall, best: triton.Config,
     timings: Mapping[triton.Config, Sequence[float]], seconds: float | None = None,
 ) -> None:  # fmt: skip
-    """Call Triton's listener to autotuning as Triton does: if there was a choice, once for each new key.
+    """Call Triton's autotuning listener as Triton does: if there was a choice, once for each new key.
 
-    `timings` are in milliseconds; `seconds` is how long measuring took, None if nothing was measured.
+    `timings` are in milliseconds. `seconds`: how long measuring took, None if nothing was measured.
     """
     listener = autotuning_listener()
     if listener is None or (tuner.space is None and len(call.configs) < 2):
         return
     listener(
-        fn=layers_of(tuner.fn)[-2], key=tuner.key_of(call.args, call.kwargs)[0], best_config=best,
+        fn=layers_of(tuner.fn)[-2], key=tuner.cache_key_of(call.args, call.kwargs)[0], best_config=best,
         configs_timings=dict(timings), duration=seconds, cache_hit=seconds is None,
     )  # fmt: skip
 
 
-def measured(
+def measured_config(
     tuner: "Autotuner", call: KernelCall, rules: Rules | None = None, force: bool = False
 ) -> triton.Config:
-    """Return the fastest config of one call, among those that its pruning leaves.
+    """Return the fastest config of one call among those left by its pruning, measuring what is missing.
 
-    Only configs without a trial in the store are measured, unless `force`. Trials that ran out of memory,
-    hung or lost the GPU are repeated, and all of them if no config works. `rules` default to `rules_of`.
-    Raises TuningError, with the reasons, if no config works; its cause is the last config's error.
+    Configs with a trial in the store are not measured again unless `force`, or unless they ran out of memory,
+    hung or lost the GPU, or no config works. `rules` default to `rules_of`. Raises TuningError, with the
+    reasons, if no config works; its cause is the last config's error.
     """
     rules = replace(rules or rules_of(tuner), by_trials=call.reference is None)
     space = tuner.space or Listed(call.configs)

@@ -1,4 +1,4 @@
-"""The plan of a call of a decorated kernel, and what plans of all kinds say."""
+"""The plan of a call of a decorated kernel, and the base class of all plans."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -17,7 +17,7 @@ class Plannable(Protocol):
     def planned(
         self, args: tuple[object, ...], kwargs: dict[str, object], device: Device | None
     ) -> "KernelPlan":
-        """Return the plan of a call, on a GPU or, where that is None, on the GPU of its tensors."""
+        """Return the plan of a call on a GPU; None: the GPU of its tensors."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,10 +48,10 @@ class KernelPlan(Planned):
     Attributes:
         problem: the kernel's name, the values of its key, and the dtypes of its tensors.
         config: the `triton.Config` that runs.
-        source: "exact" (measured here for exactly this problem), "table" (measured on a GPU of this model,
+        source: "exact" (measured here for exactly this problem), "table" (measured on a GPU of this model
             and shipped with the kernel), "predicted" (the fastest at the nearest measured problem), "model"
-            (by the kernel's own performance model, or the first of its configs: nothing was measured) or
-            "interpreter" (TRITON_INTERPRET is set, and nothing was measured).
+            (nothing was measured: the choice of the kernel's own performance model, or the first config) or
+            "interpreter" (TRITON_INTERPRET is set and nothing was measured).
         device: the GPU of the plan.
         us: measured microseconds; None if the source has none.
         why: the source in words.

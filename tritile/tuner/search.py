@@ -1,7 +1,7 @@
-"""Search: the configs of a space, and which of them to measure next, by what was measured so far.
+"""Search: the configs of a space, and which of them to measure next after what was measured so far.
 
-Both ways to search are pure functions, so that a search can be stopped, and can go on where it was. Tests
-replay them against recorded times, to see how well they search.
+Both strategies, `screening` and `exhaustive`, are pure functions, so a search can be stopped and resumed.
+Tests replay them against recorded times to see how well they search.
 """
 
 import itertools
@@ -18,20 +18,20 @@ Tried = Mapping[Config, float]  # microseconds of each config measured so far; i
 
 MAX_COMBINATIONS: Final = 1_000_000
 OPENING: Final = 16  # configs tried before any neighbour of a leader
-LEADERS: Final = 2  # fastest configs, whose neighbours are tried
-NEIGHBOURS: Final = 8  # the most neighbours of a leader that are tried
-CROSSED: Final = 8  # fastest configs, whose parameters are exchanged
+LEADERS: Final = 2  # fastest configs, the neighbours of which are tried
+NEIGHBOURS: Final = 8  # tried of a leader, at most
+CROSSED: Final = 8  # fastest configs that exchange parameters
 ENOUGH: Final = 5e-4  # expected gain below which a search ends
-NEAR: Final = 1.3  # times the fastest, up to which another family's best is a leader too
-_FEW: Final = 4  # fastest configs, whose mean gap says what a new best may gain
+NEAR: Final = 1.3  # slowdown up to which the best of another family is a leader too
+_FEW: Final = 4  # fastest configs, the mean gap of which estimates the gain of a new best
 _OPTIONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-_DRAWS: Final = 50  # points of a space that an opening looks at for each config that it returns
+_DRAWS: Final = 50  # Sobol points to try per config of an opening
 
 
 class SearchSpace(Protocol):
-    """The legal configs that a search chooses among; the likeliest to be fast come first.
+    """The legal configs of a search, the likeliest to be fast first.
 
-    `opening` returns the configs to try first, likely and varied, `neighbours` those one step away.
+    `opening` returns the configs to try first, likely and varied; `neighbours` those one step away.
     """
 
     def configs(self) -> Iterable[Config]: ...
@@ -41,14 +41,14 @@ class SearchSpace(Protocol):
 
 
 def parameters(config: Config) -> dict[str, Any]:
-    """Return all that a config sets, by name: its kernel's parameters, Triton's options, its family."""
+    """Return all that a config sets by name: kernel parameters, Triton's options, the family."""
     return dict(config.kwargs) | {name: getattr(config, name) for name in (*_OPTIONS, "family")}
 
 
 def from_parameters(values: Mapping[str, Any]) -> Config:
-    """Return the config that sets these values; others have the defaults of `Config`.
+    """Return the config with these values and otherwise the defaults of `Config`.
 
-    Raises InvalidValueError if a config does not take a value.
+    Raises InvalidValueError if a config cannot have a value.
     """
     options = {name: value for name, value in values.items() if name in (*_OPTIONS, "family")}
     return Config(tuple(sorted((n, v) for n, v in values.items() if n not in options)), **options)
@@ -59,14 +59,14 @@ def _ordered(values: Iterable[Any]) -> bool:
 
 
 def _next_to(values: Sequence[Any], value: Any) -> list[Any]:
-    """Return the next smaller and larger number; all other values where they have no order."""
+    """Return the next smaller and larger number; all other values if they have no order."""
     if not _ordered((*values, value)):
         return [other for other in values if other != value]
     return sorted(v for v in values if v < value)[-1:] + sorted(v for v in values if v > value)[:1]
 
 
 class Listed:
-    """Hold a list of configs, of which a search tries every one, in this order. Equal configs count once.
+    """A list of configs, every one of which a search tries, in this order. Equal configs count once.
 
     Raises InvalidValueError for an empty list.
     """
@@ -84,7 +84,7 @@ class Listed:
 
 
 class Space:
-    """Search every combination of the values of a kernel's parameters.
+    """Every combination of the values of a kernel's parameters, to be searched.
 
         Space({"BLOCK_M": (32, 64, 128), "BLOCK_N": (32, 64, 128), "num_warps": (4, 8)},
               where=lambda c: c["BLOCK_M"] * c["BLOCK_N"] <= 8192)
@@ -92,11 +92,12 @@ class Space:
     Args:
         parameters: the values of each parameter by name: constexprs of the kernel, and num_warps, num_stages,
             num_ctas and maxnreg. Parameters left out have the defaults of `Config`.
-        where: tells whether a combination, a dictionary of values by name, is legal. Default: all are.
+        where: a function of a combination, a dictionary of values by name, that returns True if it is legal.
+            Default: all are.
 
-    Raises InvalidValueError if a parameter has no values, has a value twice or one that no config takes,
-    where there are more than a million combinations, or where none meets the condition, or where the
-    condition looks up a name that is no parameter.
+    Raises InvalidValueError if a parameter has no values, a value twice, or one that no config can have, if
+    there are more than a million combinations, if none meets the condition, or if the condition looks up a
+    name that is not a parameter.
     """
 
     def __init__(
@@ -110,9 +111,8 @@ class Space:
         self.where = where
         count = math.prod(map(len, self.parameters.values()))
         if count > MAX_COMBINATIONS:
-            raise InvalidValueError(
-                f"a space of {count:,} combinations: expected {MAX_COMBINATIONS:,} at most"
-            )
+            expected = f"expected {MAX_COMBINATIONS:,} at most"
+            raise InvalidValueError(f"a space of {count:,} combinations: {expected}")
         if not any(map(self._meets, self._combinations())):
             raise InvalidValueError(f"none of {count:,} combinations meets the condition `where`")
 
@@ -120,11 +120,11 @@ class Space:
         return f"Space({self.parameters!r}, where={self.where!r})"
 
     def configs(self) -> Iterator[Config]:
-        """Yield every config, in the order of the values given; the last parameter changes first."""
+        """Yield every config in the order of the values; the last parameter varies fastest."""
         return map(from_parameters, filter(self._meets, self._combinations()))
 
     def opening(self, count: int) -> list[Config]:
-        """Return the middle of the space, then points of a Sobol sequence, which spread over all of it."""
+        """Return the middle of the space, then points of a Sobol sequence, which are spread over it."""
         configs: dict[Config, None] = {}
         points = torch.quasirandom.SobolEngine(len(self.parameters)).draw(_DRAWS * count + 1)[1:].tolist()
         for point in points:
@@ -134,13 +134,11 @@ class Space:
                 configs[from_parameters(values)] = None
             if len(configs) == count:
                 return list(configs)
-        configs |= dict.fromkeys(
-            itertools.islice(self.configs(), count)
-        )  # few combinations meet the condition
-        return list(configs)[:count]
+        # Few combinations meet the condition.
+        return list(configs | dict.fromkeys(itertools.islice(self.configs(), count)))[:count]
 
     def neighbours(self, config: Config) -> list[Config]:
-        """Return the configs with one parameter at another value: a next number, any other word or flag."""
+        """Return the configs with one parameter changed: to a next number, or to any other string or flag."""
         values = parameters(config)
         steps = [
             values | {name: value}
@@ -154,9 +152,9 @@ class Space:
         if not isinstance(config, Config):
             return False
         values = {name: value for name, value in parameters(config).items() if name in self.parameters}
-        whole = len(values) == len(self.parameters) and from_parameters(values) == config
-        known = {n: [(type(v), v) for v in self.parameters[n]] for n in values}
-        return whole and all((type(v), v) in known[n] for n, v in values.items()) and self._meets(values)
+        is_whole = len(values) == len(self.parameters) and from_parameters(values) == config
+        choices = {n: [(type(v), v) for v in self.parameters[n]] for n in values}
+        return is_whole and all((type(v), v) in choices[n] for n, v in values.items()) and self._meets(values)
 
     def _combinations(self) -> Iterator[dict[str, Any]]:
         for combination in itertools.product(*self.parameters.values()):
@@ -170,11 +168,10 @@ class Space:
         except KeyError as error:
             name = error.args[0] if error.args else None
             if not isinstance(name, str) or name in self.parameters:
-                raise  # of a dictionary of the condition's own
+                raise  # from some other dictionary
+            hint = did_you_mean(name, self.parameters)
             expected = f"expected parameters of the space, which are {', '.join(self.parameters)}"
-            raise InvalidValueError(
-                f"where names {name!r}{did_you_mean(name, self.parameters)}: {expected}"
-            ) from error
+            raise InvalidValueError(f"where names {name!r}{hint}: {expected}") from error
 
 
 def _checked(name: Any, values: Any) -> tuple[Any, ...]:
@@ -193,7 +190,7 @@ def _checked(name: Any, values: Any) -> tuple[Any, ...]:
 
 
 def fastest_first(tried: Tried) -> list[Config]:
-    """Return the configs that worked, fastest first; ties break by their text."""
+    """Return the configs that worked, fastest first; ties are broken by `Config.key`."""
     working = [(us, config.key, config) for config, us in tried.items() if us < math.inf]
     return [config for _, _, config in sorted(working, key=lambda item: item[:2])]
 
@@ -209,12 +206,12 @@ def _untried(configs: Iterable[Config], tried: Tried, count: int) -> list[Config
 
 
 def exhaustive(space: SearchSpace | Listed, tried: Tried, count: int) -> list[Config]:
-    """Try every config, the likeliest first."""
+    """Propose every config, the likeliest first."""
     return _untried(space.configs(), tried, count)
 
 
 def leaders(tried: Tried) -> list[Config]:
-    """Return the fastest few, and the fastest of each other family that is not far behind them."""
+    """Return the fastest few, and the fastest of each other family that is not far behind."""
     ranked = fastest_first(tried)
     leading = ranked[:LEADERS]
     for config in ranked[LEADERS:]:
@@ -225,7 +222,7 @@ def leaders(tried: Tried) -> list[Config]:
 
 
 def crosses(ranked: Sequence[Config]) -> Iterator[Config]:
-    """Yield configs with one parameter taken from another of them, for the first configs first."""
+    """Yield configs with one parameter replaced by another config's, for the first configs first."""
     for one, other in itertools.permutations(ranked, 2):
         mine, theirs = parameters(one), parameters(other)
         if mine.keys() == theirs.keys():
@@ -234,12 +231,12 @@ def crosses(ranked: Sequence[Config]) -> Iterator[Config]:
 
 
 def screening(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
-    """Try an opening by the space's own order, then the likeliest neighbours of the leaders: the default.
+    """Propose the space's opening, then the likeliest neighbours of the leaders: the default strategy.
 
-    Only so many neighbours of a leader are tried, so that the search ends when the leaders stay. A round
-    with room is filled up with crosses of the fastest: the round waits for compiles anyway, and a parameter
-    that is good in one config is often good in another. Where the whole opening fails, the rest of the space
-    is tried.
+    Leaders have a limited number of neighbours, so the search ends once the leaders stay the same. If a round
+    has room, crosses of the fastest configs fill it: the round waits for compiles anyway, and a parameter
+    that is good in one config is often good in another. If the whole opening fails, the rest of the space is
+    tried.
     """
     fresh, heads = _untried(space.opening(OPENING), tried, count), leaders(tried)
     if fresh or not heads:
@@ -253,13 +250,12 @@ def screening(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
 
 
 def expected_gain(tried: Tried, more: int) -> float:
-    """Return the relative gain to expect of `more` further configs; infinite if fewer than two worked.
+    """Return the relative gain to expect from `more` further configs; infinite if fewer than two worked.
 
-    Of n + more times in random order the least is among the last `more` with probability more / (n + more),
-    as each place is equally likely (records of independent draws; Renyi, 1962). The gain of such a record
-    is taken to be the mean relative gap between the fastest few. A search's order is not random: its last
-    configs are better chosen than the first, though the best of what it learnt is used up. Replays tell which
-    gain is too small to go on for (`ENOUGH`).
+    Of n + more times in random order, the least is among the last `more` with probability more / (n + more),
+    because every position is equally likely (records of independent draws; Renyi, 1962). The gain of such a
+    record is estimated by the mean relative gap between the fastest few. The order of a search is not random,
+    so `ENOUGH`, the gain too small to continue for, was found by replaying recorded searches.
     """
     times = sorted(us for us in tried.values() if us < math.inf)
     if len(times) < 2:

@@ -1,9 +1,9 @@
-"""A kernel under `tritile.autotune` inside torch.compile: the tracer sees the remembered config alone.
+"""A kernel under `tritile.autotune` inside torch.compile: the tracer sees only the remembered config.
 
-torch's tracer takes a `triton.runtime.Autotuner` apart. It asks `early_config_prune` for configs, makes a
-kernel of each, and times them itself where there are several. So the tuner shows it a pruning that leaves the
-config which tritile remembers, if the kernel's own pruning leaves it, too. Any other caller of that pruning
-gets the kernel's own. tritile measures and checks nothing while the tracer runs.
+torch's tracer takes a `triton.runtime.Autotuner` apart: it calls `early_config_prune`, makes a kernel of each
+config that this returns, and times them itself if there are several. So the tuner has a pruning that leaves
+the tracer the remembered config, provided that the kernel's own pruning leaves it too. Any other caller gets
+the result of the kernel's own pruning. Nothing is measured or checked while the tracer runs.
 """
 
 import inspect
@@ -31,13 +31,13 @@ from tritile.tuner.store.trials import store_of
 if TYPE_CHECKING:
     from tritile.tuner.autotuner import Autotuner
 
-_MAX_NEAR: Final = 256  # problems of sizes that may change, whose configs are left to torch
+_MAX_NEAR: Final = 256  # measured problems to look up for a call with dynamic sizes
 Pruning = Callable[..., Sequence[triton.Config]]
 Tensors = tuple[tuple[str, torch.dtype, torch.device], ...]
 
 
 def _is_constant(value: Any) -> bool:
-    """True for what the tracer knows as it compiles: neither a tensor nor a number that may change."""
+    """True for a value that is fixed while tracing: neither a tensor nor a number that may change."""
     if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
         return torch.fx.experimental.symbolic_shapes.has_static_value(value)
     return not isinstance(value, torch.Tensor)
@@ -46,11 +46,11 @@ def _is_constant(value: Any) -> bool:
 def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[..., float] | None) -> Pruning:
     """Return an `early_config_prune` that leaves the tracer the configs remembered for a call.
 
-    The tracer follows all of its code but `remembered`, which it runs. `early` and `perf_model` are the
-    kernel's own. They choose where nothing is remembered; `early` also answers every other caller.
+    The tracer traces its code, and calls `remembered`. `early` and `perf_model` are the kernel's own: they
+    choose if nothing is remembered, and `early` serves every other caller.
     """
     names, keys, tuner_ref = tuple(tuner.arg_names), tuple(tuner.keys), weakref.ref(tuner)
-    # torch drops both lists as it prunes, and would time several configs on tensors that nothing restores.
+    # torch drops both lists when it prunes, and would time several configs on tensors that nothing restores.
     most = 1 if tuner.reset_to_zero or tuner.restore_value else None
 
     def remembered(
@@ -93,7 +93,7 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
 
 
 def show(tuner: "Autotuner") -> None:
-    """Have `configs` hold a space's fastest, of all problems; warn of heuristics that torch cannot see."""
+    """Add a space's fastest configs, of any problem, to `configs`; warn of heuristics unknown to torch."""
     if isinstance(tuner.fn, Heuristics) and parsed(torch.__version__) < (2, 13):
         tuner._pruning = tuner._early
         _warn_left_to_torch(tuner, "has heuristics, which this torch does not look through")
@@ -116,14 +116,16 @@ def indices_of(
     tuner: "Autotuner", tensors: Tensors, values: Mapping[str, Any], unknown: Sequence[str],
     absent: Sequence[str] = (),
 ) -> tuple[int, ...] | None:  # fmt: skip
-    """Return the indices among a tuner's configs of those remembered for a call that torch.compile traces.
+    """Return the indices of a tuner's configs that are remembered for a call which torch.compile traces.
 
-    `tensors` holds each tensor's name, dtype and device, `values` the known values of the key, and `unknown`
-    the names in the key whose values may change from call to call: then the configs are those of all nearest
-    problems, whatever their values of these. `absent` are arguments that the pruning is not given, as torch
-    hides tensor descriptors from it. The tuple is empty where the first config that the pruning leaves is to
-    run. None: torch is to time all of them, as in mode "tune" where nothing is remembered, and for a GPU that
-    is not here. Raises NotTunedError in mode "strict" where nothing is remembered.
+    Empty: the first config that the pruning leaves should run. None: torch should time all of them, which is
+    so in mode "tune" if nothing is remembered, and for a GPU that is not installed. Raises NotTunedError in
+    mode "strict" if nothing is remembered.
+
+    `tensors` has each tensor's name, dtype and device, and `values` the values in the key that are fixed.
+    `unknown` names those that may change from call to call; the configs are then those of all nearest
+    problems, whatever their values of these. `absent` names arguments that torch hides from the pruning, such
+    as tensor descriptors.
     """
     warn_untested()
     gpus = [device.index or 0 for _, _, device in tensors if device.type == "cuda"]

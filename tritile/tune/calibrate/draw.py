@@ -1,7 +1,7 @@
-"""Draw problems of a class, at sizes over the whole range in which calls of the class are expected.
+"""Draw problems of a class, over the whole range of sizes in which calls of the class are expected.
 
-Of dense products half are drawn by size, as they come, and half by time, among those that need `LONG_US` and
-more: nearly all of a user's time goes there.
+Half of the dense products are drawn by size, whatever their time, and half among those of at least `LONG_US`,
+where nearly all of a user's time goes.
 """
 
 import math
@@ -16,11 +16,11 @@ from tritile.tune.suites import OF_ITEMSIZE, Case
 _LAYOUTS: Final = ("NN", "NT")
 _NAME: Final = "calibration"
 _WEIGHT: Final = 1 << 29  # elements of a packed weight
-LONG_US: Final = 20.0  # by `limits_us`, of products that are drawn by time
-# What the best of an H200 reaches: bf16 products of committed lines, copies, an empty kernel in a graph.
+LONG_US: Final = 20.0  # least time, by `limits_us`, of products drawn by time
+# What an H200 reaches at best: bf16 products of committed lines, copies, an empty kernel in a graph.
 ROOF_TFLOPS: Final = 800.0
-ROOF_SHARE: Final = 0.883  # of the vendor's bandwidth,
-MEMORY_GBPS: Final = 4800.0  # which is an H200's
+ROOF_SHARE: Final = 0.883  # of the vendor's bandwidth
+MEMORY_GBPS: Final = 4800.0  # the vendor's bandwidth of an H200
 ROOF_US: Final = 1.5
 
 Dice = random.Random
@@ -40,10 +40,9 @@ def sized(dice: Dice, low: int, high: int, unit: int) -> int:
 def limits_us(
     problem: MatmulProblem, memory_gbps: float = MEMORY_GBPS, slow: float = 1.0
 ) -> tuple[float, float]:
-    """Return the least microseconds of a product on Hopper by its operations, and by its bytes.
+    """Return lower bounds of a product's microseconds on Hopper: by its operations, and by its bytes.
 
-    `memory_gbps` is the bandwidth that the vendor names. `slow`: the time of an operation by that of one of
-    16-bit types.
+    `memory_gbps` is the vendor's bandwidth. `slow`: the time of an operation relative to one of 16-bit types.
     """
     return slow * problem.flops / (ROOF_TFLOPS * 1e6), problem.bytes / (memory_gbps * ROOF_SHARE * 1e3)
 
@@ -51,7 +50,7 @@ def limits_us(
 def _product(
     dice: Dice, number: int, dtype: str, layout: str, units: tuple[int, int], slow: float, **how: Any
 ) -> Case:
-    """Draw a product within the range of operations; `slow`: times as long as one of 16-bit types."""
+    """Draw a product within the range of operations; `slow` is that of `limits_us`."""
     least_us = LONG_US if number % 4 > 1 else 0.0
     while True:
         m = log_uniform(dice, 1, ROWS)

@@ -20,21 +20,21 @@ from tritile.planning.aten import AtenTimes
 from tritile.planning.formula import Formula
 from tritile.planning.portfolio import LAYERS, OWN, Correction, Loss
 
-_WORST: Final = 3.0  # times the fastest: slower times, and missing ones, count as this slow
+_WORST: Final = 3.0  # slowdown that slower and missing times count as
 _ROUNDS: Final = (0.05, 0.3, 0.3)  # pull towards the constants that a kind shares, round by round
 _STEPS: Final = 60
 _NOISE: Final = 0.05  # share of a measured time beyond which errors count less than squared
-_HELD: Final = 15e3  # decay, over the number of samples, of what a config's weights differ from those of all
-_UNTIMED: Final = 1.1  # times the fastest that a config takes at least where it was not timed
-_WIDE: Final = 4.0  # standard deviations of an input: what is beyond counts as this far
+_CONFIG_DECAY: Final = 15e3  # weight decay of a config's own weights, times the number of samples
+_UNTIMED: Final = 1.1  # least slowdown of a config at a size where it was not timed
+_WIDE: Final = 4.0  # standard deviations at which an input is clamped
 _LEAST_SPREAD: Final = 0.05  # an input's least standard deviation
-_BATCHES: Final = 1500  # by which a correction is learnt
+_BATCHES: Final = 1500  # to train a correction
 _BATCH: Final = 1024  # samples of each
-_RATE: Final = 2e-3  # of learning
-_DECAY: Final = 1e-4  # of other weights of a correction
-_JITTER: Final = 0.15  # standard deviations of noise on inputs, whose own is 1
-_OWN_SPREAD: Final = 0.3  # standard deviation of configs' own inputs at the start
-_ATEN_BATCHES: Final = 2500  # by which torch's times are learnt
+_RATE: Final = 2e-3  # learning rate
+_DECAY: Final = 1e-4  # weight decay of the other weights of a correction
+_JITTER: Final = 0.15  # standard deviation of the noise on inputs, that of which is 1
+_OWN_SPREAD: Final = 0.3  # initial standard deviation of configs' own inputs
+_ATEN_BATCHES: Final = 2500  # to train the network of torch's times
 _ATEN_BATCH: Final = 256
 _MARGINS: Final = (1.0, 1.03, 1.06, 1.1, 1.15, 1.2, 1.3, 1.5)
 _ATEN_DECAY: Final = 1e-3
@@ -160,9 +160,8 @@ def correction(
     """Return the correction fitted to the times at the sizes of `rows`.
 
     `inputs` is (sizes, configs, inputs), `predicted` (sizes, configs), in microseconds. A config that is
-    predicted to be near the fastest counts as much as one that is. What was not timed at a size takes
-    `_UNTIMED` times as long as the fastest there, or longer: else it might be picked where nothing is known
-    of it.
+    predicted to be near the fastest counts as much as one that is. A config not timed at a size is taken to
+    be slower than the fastest by at least `_UNTIMED`, so that it is not picked for lack of data.
     """
     inputs, predicted, us = inputs[rows], predicted[rows], us[rows]
     timed, fastest = ~us.isnan(), us.nan_to_num(math.inf).amin(1, keepdim=True)
@@ -172,8 +171,10 @@ def correction(
     middle, spread = inputs[timed].mean(0), inputs[timed].std(0).clamp(min=_LEAST_SPREAD)
     scaled = ((inputs - middle) / spread).clamp(-_WIDE, _WIDE)
     configs = torch.arange(us.shape[1], device="cpu").expand_as(us)
-    x, y, counts, known, config = (each.flatten(0, 1) for each in (scaled, missed, emphasis, timed, configs))
-    own, first, second, weights = _learnt(x, y, counts, known, config, us.shape[1])
+    x, y, counts, is_timed, config = (
+        each.flatten(0, 1) for each in (scaled, missed, emphasis, timed, configs)
+    )
+    own, first, second, weights = _learnt(x, y, counts, is_timed, config, us.shape[1])
     slopes = first[:, 1 : 1 + len(middle)] / spread  # of inputs that are not scaled
     first = torch.cat([first[:, :1] - (slopes @ middle)[:, None], slopes, first[:, 1 + len(middle) :]], 1)
     ranges = torch.stack([middle - _WIDE * spread, middle + _WIDE * spread])
@@ -188,11 +189,11 @@ def _learnt(
     config: torch.Tensor,
     configs: int,
 ) -> list[torch.Tensor]:
-    """Train a network for (samples, inputs) of so many configs; return its members as `Correction` has them.
+    """Train the network of `Correction` on (samples, inputs) of so many configs; return its parameters.
 
-    `y` of what was not timed is the least that it may be.
-    Noise is added to inputs, and parameters are averaged over the second half of the steps (Izmailov et al.,
-    "Averaging weights leads to wider optima and better generalization", 2018): both for sizes left out.
+    `y` of a sample that was not timed is a lower bound. For sizes left out, noise is added to inputs, and
+    parameters are averaged over the second half of the steps (Izmailov et al., "Averaging weights leads to
+    wider optima and better generalization", 2018).
     """
     x, y, emphasis = (each.float() for each in (x, y, emphasis))
     dice, (one, two), inputs = torch.Generator().manual_seed(0), LAYERS, x.shape[1] + OWN
@@ -206,7 +207,7 @@ def _learnt(
     members = [each.requires_grad_() for each in (own, first, second, shared, weights)]
     groups = [
         {"params": members[:4], "weight_decay": _DECAY},
-        {"params": weights, "weight_decay": _HELD / len(x)},
+        {"params": weights, "weight_decay": _CONFIG_DECAY / len(x)},
     ]
     optimizer, mean = torch.optim.AdamW(groups, _RATE), [torch.zeros_like(each) for each in members]
     for step in range(_BATCHES):
@@ -242,18 +243,18 @@ def aten_times(
     y = us.log() - torch.tensor([floor for _, floor in found], dtype=torch.float64, device="cpu").log()
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0), device="cpu")
     quarters = order.tensor_split(4)
-    foreseen = torch.zeros_like(y)
+    held_out = torch.zeros_like(y)
     for left_out in quarters:
         rows = torch.cat([each for each in quarters if each is not left_out])
         part = AtenTimes(tuple(classes), *_network(x[rows], y[rows]), 0.0, 1.0, len(rows), versions)
-        foreseen[left_out] = torch.from_numpy(part.factors(x[left_out].numpy()))
-    error, ratios = float((foreseen - y).square().mean().sqrt()), predicted / us * (y - foreseen).exp()
-    known = ~(picks + predicted).isnan()
+        held_out[left_out] = torch.from_numpy(part.factors(x[left_out].numpy()))
+    error, ratios = float((held_out - y).square().mean().sqrt()), predicted / us * (y - held_out).exp()
+    has_pick = ~(picks + predicted).isnan()
 
     def mean(margin: float) -> float:
-        return float(torch.where(ratios >= margin, us, picks)[known].log().mean())
+        return float(torch.where(ratios >= margin, us, picks)[has_pick].log().mean())
 
-    margin = min(_MARGINS, key=mean) if bool(known.any()) else _MARGINS[-1]
+    margin = min(_MARGINS, key=mean) if bool(has_pick.any()) else _MARGINS[-1]
     return AtenTimes(tuple(classes), *_network(x, y), error, margin, len(y), versions)
 
 

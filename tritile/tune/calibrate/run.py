@@ -1,4 +1,4 @@
-"""Calibrate a class on the GPU that is here: candidates, sweep, portfolio."""
+"""Calibrate a class on the current GPU: candidates, sweep, portfolio."""
 
 import math
 from collections import Counter
@@ -36,10 +36,10 @@ _EARNED: Final = 0.0025  # the least share of the picks' time that corrections m
 
 
 def is_candidate(config: Config, name: str | None, device: Device) -> bool:
-    """False for a config that a class's portfolio does without.
+    """False for a config that a class's portfolio does not need.
 
-    On Hopper `warpgroups` makes 16-bit products with aligned rows as `descriptor` does without SPLIT_K, and
-    faster at nearly every size: kernels of both are compiled for nothing.
+    On Hopper `warpgroups` computes aligned 16-bit products in the way of `descriptor` without SPLIT_K, and is
+    faster at nearly every size.
     """
     if name not in _SPLIT_ONLY or device.nvidia != _HOPPER or config.family != descriptor.NAME:
         return True
@@ -49,9 +49,8 @@ def is_candidate(config: Config, name: str | None, device: Device) -> bool:
 def likely(problem: Tiled, device: Device) -> dict[Config, float]:
     """Return the candidates predicted to come near the fastest, with their microseconds."""
     families, name = FAMILIES[problem.op], class_of(problem)
-    held = [c for c in legal_configs(problem, device) if families[c.family].margin is None]
-    held = [c for c in held if is_candidate(c, name, device)]
-    ranked = [(model.predict_us(c, problem, device), c) for c in held]
+    legal = [c for c in legal_configs(problem, device) if families[c.family].margin is None]
+    ranked = [(model.predict_us(c, problem, device), c) for c in legal if is_candidate(c, name, device)]
     least = min(us for us, _ in ranked)
     found: dict[Config, float] = {}
     for us, config in sorted(ranked, key=lambda pair: (pair[0], pair[1].key)):
@@ -61,18 +60,18 @@ def likely(problem: Tiled, device: Device) -> dict[Config, float]:
 
 
 def candidates(
-    name: str, problems: Sequence[Tiled], device: Device, known: Sequence[Table], count: int
+    name: str, problems: Sequence[Tiled], device: Device, tables: Sequence[Table], count: int
 ) -> list[Config]:
     """Return `count` configs to sweep: a class's portfolios and winners, and those predicted to be fastest.
 
-    Half are chosen so that every size, also a rare kind of size, has a config near its fastest. Of configs
-    that add nothing to that, the ones that are near the fastest at most sizes come first.
+    Half are chosen so that every size, even a rare kind, has a config near its fastest. Configs that add
+    nothing to that come in the order of how many sizes they are near the fastest at.
     """
     own: dict[Config, None] = {}
-    for each in known:
+    for each in tables:
         if name in each.portfolios:
             own |= dict.fromkeys(map(banded, each.portfolios[name].configs))
-    for entry in (entry for each in known for entry in each.entries):
+    for entry in (entry for each in tables for entry in each.entries):
         plain = not getattr(entry.problem, "epilogue", "")
         if plain and isinstance(entry.problem, Tiled) and class_of(entry.problem) == name:
             own[banded(entry.config)] = None
@@ -81,8 +80,8 @@ def candidates(
         rows = [Row(problem, each.result()) for problem, each in zip(problems, futures, strict=True)]
     common = [config for config, _ in Counter(config for row in rows for config in row.times).most_common()]
     cover = [common[index] for index in fit.chosen(_matrix(rows, common), count)]
-    known_here = [config for config in own if is_candidate(config, name, device)]
-    return list(dict.fromkeys([*cover[: count // 2], *known_here, *cover]))[:count]
+    earlier = [config for config in own if is_candidate(config, name, device)]
+    return list(dict.fromkeys([*cover[: count // 2], *earlier, *cover]))[:count]
 
 
 def _matrix(rows: Sequence[Row], configs: Sequence[Config]) -> torch.Tensor:
@@ -96,7 +95,7 @@ def _matrix(rows: Sequence[Row], configs: Sequence[Config]) -> torch.Tensor:
 
 
 class LeftOut(NamedTuple):
-    """Hold microseconds at sizes left out, of picks by a portfolio of the other sizes; NaN if not timed."""
+    """Microseconds at sizes left out, of picks by a portfolio of the other sizes; NaN if not timed."""
 
     alone: torch.Tensor  # of the pick by the formula alone
     corrected: torch.Tensor  # of the pick with corrections
@@ -113,9 +112,9 @@ class LeftOut(NamedTuple):
 
 
 class Measured:
-    """Hold times of many configs at many sizes of a class. Raises TuningError for too few sizes.
+    """Times of many configs at many sizes of a class. Raises TuningError for too few sizes.
 
-    Portfolios have corrections, where these make picks at sizes left out faster.
+    Portfolios have corrections if these make the picks at sizes left out faster.
     """
 
     def __init__(self, name: str, rows: Sequence[Row], device: Device) -> None:
@@ -165,7 +164,7 @@ class Measured:
         return indices, replace(made, correction=correction), us, corrected
 
     def _inputs(self, parts: Sequence[Any]) -> Any:
-        """Return the inputs (sizes, inputs) of a config's correction. Some parts are one number for all."""
+        """Return the inputs (sizes, inputs) of a config's correction; some parts are the same for all."""
         columns = np.broadcast_arrays(*map(np.asarray, parts))
         return inputs_of(np.stack(columns, -1), self._traits)
 
@@ -178,13 +177,13 @@ class Measured:
             rows = torch.cat([each for each in quarters if each is not left_out])
             indices, _, *predictions = self._fitted(rows, count)
             own = self.us[left_out][:, indices].nan_to_num(torch.inf)
-            known = [each[left_out].where(own < torch.inf, torch.inf) for each in predictions]
-            picks = [own.gather(1, each.argmin(1, keepdim=True))[:, 0] for each in known]
-            times[left_out] = torch.stack([*picks, own.amin(1), known[1].amin(1)], 1)
+            timed = [each[left_out].where(own < torch.inf, torch.inf) for each in predictions]
+            picks = [own.gather(1, each.argmin(1, keepdim=True))[:, 0] for each in timed]
+            times[left_out] = torch.stack([*picks, own.amin(1), timed[1].amin(1)], 1)
         return LeftOut(*times.where(times < torch.inf, torch.nan).unbind(1))
 
     def lost(self, us: torch.Tensor) -> torch.Tensor:
-        """Return the shares by which these times exceed the fastest config's, where timed."""
+        """Return by what share these times exceed the fastest config's, where timed."""
         shares = us / self.fastest - 1
         return shares[~shares.isnan()]
 
@@ -195,7 +194,7 @@ class Measured:
         return replace(made, correction=correction, loss=fit.loss_of(self.lost(left_out.picks)))
 
     def aten(self, left_out: LeftOut) -> AtenTimes | None:
-        """Fit what predicts torch's times of products; None if torch was timed at few sizes."""
+        """Fit the predictor of torch's times of products; None if torch was timed at few sizes."""
         timed = ~self.torch_us.isnan()
         if MEASURED[self.name].op != MatmulProblem.op or timed.sum() < _TIMED:
             return None

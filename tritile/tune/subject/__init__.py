@@ -1,1 +1,1 @@
-"""tritile's own problems as subjects of tuning: operands, right answers, and how configs run."""
+"""Problems of tritile's own operations as tunables: operands, right answers, and how configs run."""

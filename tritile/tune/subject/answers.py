@@ -1,9 +1,10 @@
-"""Check answers: copies exactly, products by torch in a wider type, within the error of a right one.
+"""Check answers of tritile's own operations: copies must be exact; products are compared with torch's.
 
-A sum of K products in arithmetic of step eps errs by at most eps / 2 of each of K partial sums. No partial
-sum is above |row| |column|, the Euclidean norms. As a random walk the error stays within 4 sqrt(K) eps |row|
-|column| but for one element in 10^13 (Hoeffding). torch's sums walk too, so 6 is allowed. Tensor cores
-truncate as they add, which is a drift: a step for each 8 of K. Inputs in TF32 are rounded to 11 bits.
+torch computes the product in a wider type. The allowed error is a bound. Each of the K additions of a sum
+rounds by at most eps / 2 of the partial sum, and no partial sum is above |row| |column|, the Euclidean norms.
+Rounding errors are a random walk, which stays within 4 sqrt(K) eps |row| |column| for all but one element in
+10^13 (Hoeffding). As torch's sums have errors too, 6 is allowed in place of 4. Tensor cores truncate when
+they add, which is a drift: one step for each 8 of K. Inputs in TF32 are rounded to 11 bits.
 """
 
 import contextlib
@@ -31,15 +32,15 @@ from tritile.tuner.measure.timing import Run
 
 ROUNDING: Final = {"float64": 1e-16, "float32": 6e-8, "float16": 5e-4, "bfloat16": 4e-3, "int32": 0.0}
 _AT_ONCE: Final = 1 << 25  # elements of a block: 256 MiB of float64
-_SLAB: Final = 8192  # rows of a weight that are unpacked at once
-_SAMPLED: Final = 8  # matrices of a batch, or groups, of which a sample has rows
+_SLAB: Final = 8192  # rows of a weight to unpack at once
+_SAMPLED: Final = 8  # matrices of a batch, or groups, in a sample
 
 Sides = Sequence[torch.Tensor | None]
 Sums = tuple[torch.Tensor, torch.Tensor]  # of products, and the allowed error of each
 
 
 class Part(NamedTuple):
-    """A part of a result, which begins at `place`, its right values and their allowed error."""
+    """A part of a result that begins at `place`, its right values and their allowed errors."""
 
     out: torch.Tensor
     right: torch.Tensor
@@ -49,7 +50,7 @@ class Part(NamedTuple):
 
 @contextlib.contextmanager
 def torch_fp32(setting: str = "ieee") -> Iterator[None]:
-    """Have torch multiply fp32 in this precision, whatever its own setting and autocast say.
+    """Make torch multiply fp32 in this precision, whatever its own setting and autocast say.
 
     Products that inherited their setting inherit it again afterwards.
     """
@@ -66,8 +67,9 @@ def torch_fp32(setting: str = "ieee") -> Iterator[None]:
 def _set_for_products() -> str:
     """Return what torch.backends.cuda.matmul.fp32_precision was set to; "none" if it inherits.
 
-    torch only says which precision is in force: that of products, else that of CUDA, which is named after
-    cuDNN, else that of all backends. Where products have CUDA's, changing those above shows if they follow.
+    torch only shows the effective precision: that of products, else that of CUDA, which is named after cuDNN,
+    else that of all backends. If products have the same as CUDA, a change of the latter two shows whether
+    products follow.
     """
     backends: Any = torch.backends
     found: str = backends.cuda.matmul.fp32_precision
@@ -97,10 +99,10 @@ def step_of(dtype: str) -> float:
 
 
 def growth(dtype: str, precision: str, k: int) -> float:
-    """Return the allowed error of a sum of K products, as a share of |row| |column|: see the module's head.
+    """Return the allowed error of a sum of K products relative to |row| |column|: see the module's docstring.
 
-    fp8 sums keep 13 bits within instructions of 32 of K, for 256 of K at the most. In precision "fast" they
-    do so for all of K, and random signs keep partial sums under 6 / sqrt(K) of the norms.
+    Sums of fp8 keep 13 bits within an instruction, which adds 32 of K, and for at most 256 of K in a row; in
+    precision "fast" for all of K, where random signs keep partial sums below 6 / sqrt(K) of the norms.
     """
     if dtype == "int8":
         return 0.0
@@ -125,9 +127,9 @@ def with_epilogue(
 ) -> Sums:
     """Return the epilogue of sums, and the allowed error of each element.
 
-    `parts` holds the sums and their errors: of one product, or of both of a gated one. The epilogue is
-    applied to sums with errors up and down. Its own error is 16 steps at the most of the numbers that it
-    adds, and for an activation of 1, too.
+    `parts` are the sums and their errors: of one product, or of both of a gated one. The epilogue is applied
+    to the sums plus and minus their errors. Its own error is at most 16 steps of the numbers that it adds,
+    and of 1 if there is an activation.
     """
 
     def made(*sums: torch.Tensor) -> torch.Tensor:
@@ -212,7 +214,7 @@ def _of_groups(call: GroupedCall, wide: torch.dtype, sample: bool) -> Iterator[P
 
 
 def _of_weights(call: Any, wide: torch.dtype, sample: bool, rounds: bool = True) -> Iterator[Part]:
-    """`rounds`: weights are rounded to the dtype of x, as they are where sums of a group are not scaled."""
+    """`rounds`: weights are rounded to the dtype of x, as by kernels that do not scale a group's sums."""
     n, k, step = call.out.shape[1], call.x.shape[1], step_of(call.dtype)
     x, out = matrix(call.x, 1)[0], matrix(call.out, 1)[0]
     grown = growth(call.dtype, "ieee", k)
@@ -236,7 +238,7 @@ _PARTS: Final[dict[str, Callable[[Any, torch.dtype, bool], Iterator[Part]]]] = {
 
 
 def parts_of(call: Any, sample: bool = False) -> Iterator[Part]:
-    """Yield the parts of a product; of a `sample` only some rows, made in float64."""
+    """Yield the parts of a product; for a `sample` only some rows, computed in float64."""
     return _PARTS[call.op](call, torch.float64 if sample else _wider(call.dtype), sample)
 
 
@@ -250,10 +252,10 @@ def _first_wrong(parts: Iterable[Part]) -> TuningError | None:
 
 
 def check_elements(call: Any) -> None:
-    """Raise TuningError where any element of a product is off by more than rounding explains.
+    """Raise TuningError if any element of a product is off by more than rounding explains.
 
-    This makes the product by torch, block by block of rows: in float32 for 16-bit operands, else in float64.
-    All elements of a product by packed weights are of rounded weights, or all of exact ones.
+    torch computes the product in blocks of rows, in float32 for 16-bit operands, else in float64. With packed
+    weights, either all elements are right for rounded weights, or all for exact ones.
     """
     with torch_fp32():
         wrong = _first_wrong(parts_of(call)) if call.op in _PARTS else None
@@ -265,13 +267,13 @@ def check_elements(call: Any) -> None:
 
 
 def allowed_error(call: Any) -> float:
-    """Return the largest relative error that a right product may have.
+    """Return the largest relative error, by the norms of `error_of`, that a right product may have.
 
-    Rounding to the output type errs by half its epsilon at the most. A running sum of K fp32 products errs by
+    Rounding to the output type errs by at most half its epsilon. A running sum of K fp32 products errs by
     about sqrt(K) epsilons of fp32, and by twice that in the truncating adders of tensor cores. TF32 keeps 11
-    bits of each input, rounded. An activation may shrink its input to less than half, and grow the error up
-    to 1.13 times. A gated product has the errors of both factors. An epilogue rounds three times more, in the
-    type of sums.
+    bits of each input. An activation may shrink its input to less than half and amplify the error up to 1.13
+    times. A gated product has the errors of both factors. An epilogue rounds three more times, in the type of
+    sums.
     """
     if isinstance(call, PermuteCall):
         return 0.0
@@ -288,9 +290,9 @@ def allowed_error(call: Any) -> float:
 
 
 def error_of(call: Call) -> float:
-    """Return |out - right| / |right|, however large. Raises TuningError for an inexact copy.
+    """Return |out - right| / |right|, in Euclidean norms. Raises TuningError for an inexact copy.
 
-    A product is compared over up to 256 rows, with one made in float64.
+    Up to 256 rows of a product are compared with one in float64.
     """
     if isinstance(call, PermuteCall):
         check_permuted(call)
@@ -310,7 +312,7 @@ def error_of(call: Call) -> float:
 def answer_error(call: Call, every: bool = True) -> float:
     """Return the relative error of a call's answer. Raises TuningError for a wrong one.
 
-    `every` checks each element, too, which takes as long as a product by torch in a wider type.
+    `every` also checks each element, which takes as long as torch's product in a wider type.
     """
     error, allowed = error_of(call), allowed_error(call)
     if not error <= allowed:
@@ -323,7 +325,7 @@ def answer_error(call: Call, every: bool = True) -> float:
 def check(run: Run, call: Call, every: bool = True) -> float:
     """Run on a poisoned output and return the relative error. Raises TuningError for a wrong answer.
 
-    `every` is as in `answer_error`. Leave it off for a baseline of several steps, which rounds between them.
+    `every`: see `answer_error`; not for a baseline of several steps, which rounds between them.
     """
     poison(call)
     run(call)
@@ -338,7 +340,7 @@ def check_permuted(call: PermuteCall) -> None:
 
 
 def permuted(call: PermuteCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x and out over the same index space, in words; the last dimension is the words of an element."""
+    """Return x and out over the same index space; the last dimension is the words of an element."""
     problem = call.problem
     lanes = 2 if problem.itemsize == 16 else 1
     x, out = (

@@ -13,9 +13,9 @@ from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import ITEMSIZE, GroupedProblem, MatmulProblem, Tiled, ends_of
 from tritile.core.quantized import meaning
 from tritile.tuner.measure import outputs, shipping
-from tritile.tuner.measure.timing import Run, copies_wanted
+from tritile.tuner.measure.timing import Run, copies_for
 
-_CHECKED_ROWS: Final = 256  # the most rows of a product that a check looks at
+_CHECKED_ROWS: Final = 256  # of a product, in a sample
 _LARGEST: Final = 768  # rows or columns of a ragged sibling: several tiles, and little work
 
 
@@ -39,8 +39,8 @@ def _filled(problem: Tiled, make: Callable[[str, int], torch.Tensor]) -> Call:
 
 
 def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[Call]:
-    """Return calls on random operands of their own; by default these fill the L2 cache three times over."""
-    count = copies_wanted(problem.bytes, device.l2_bytes) if count is None else count
+    """Return calls, each on its own random operands; by default as many as fill the L2 cache three times."""
+    count = copies_for(problem.bytes, device.l2_bytes) if count is None else count
     pools: list[torch.Tensor] = []  # of each operand: (copies, elements)
 
     def pooled(dtype: str, elements: int) -> torch.Tensor:
@@ -56,9 +56,9 @@ def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[
 
 
 def shared(call: Call, load: str = "skewed") -> Call:
-    """Return the call, after writing where its groups end into its offsets, if it has any.
+    """Return the call, after writing the ends of its groups, if any, to its offsets.
 
-    `load` is one of `tritile.core.problem.ends_of`.
+    `load` is one that `tritile.core.problem.ends_of` takes.
     """
     if isinstance(call, GroupedCall):
         call.offs.tensor.copy_(
@@ -78,19 +78,19 @@ def matrix(view: View, batch: int) -> torch.Tensor:
 
 
 def sampled(rows: int, device: torch.device) -> torch.Tensor:
-    """Return the numbers of the rows to check, spread evenly over all `rows`."""
+    """Return the indices of rows to check, spread evenly over all `rows`."""
     places = torch.linspace(0, rows - 1, min(rows, _CHECKED_ROWS), dtype=torch.float64, device=device)
     return places.round().long()
 
 
 def poison(call: Call) -> None:
-    """Overwrite the output's memory with NaN, or -1 for whole numbers, so that gaps show."""
+    """Fill the output's memory with NaN, or -1 if it is of integers, so that unwritten elements show."""
     out = call.out.tensor
     outputs.poison(out, out.new_zeros(()))
 
 
 def guarded(problem: Tiled) -> tuple[Call, shipping.GuardedMemory]:
-    """Return a call on random operands, and its memory: each buffer lies between guards."""
+    """Return a call on random operands, and its memory, with guards around each buffer."""
     tensors = _filled(problem, random_elements).tensors
     copies, memory = shipping.guarded(tensors, device=tensors[0].device.type)
     own = iter(copies)
@@ -98,12 +98,12 @@ def guarded(problem: Tiled) -> tuple[Call, shipping.GuardedMemory]:
 
 
 def _less(size: int, most: int = _LARGEST) -> int:
-    """Reduce a size by a multiple of 16, which keeps every alignment, so that it ends amid a tile."""
+    """Reduce a size by a multiple of 16, which keeps alignments, so that its last tile is partial."""
     return size - 16 - max(0, size - most) // 16 * 16 if size > 32 else size
 
 
 def _packed(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Return strides without gaps, in the order of the given ones; 0 stays 0."""
+    """Return strides without gaps, in the same order; 0 stays 0."""
     packed, reach = list(strides), 1
     for i in sorted(range(len(shape)), key=lambda i: (strides[i], -i)):
         if strides[i]:
@@ -112,7 +112,7 @@ def _packed(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
 
 
 def ragged(problem: Any) -> Tiled:
-    """Return a small problem of the same alignments, whose sizes end amid every tile."""
+    """Return a small problem of the same alignments, the last tiles of which are all partial."""
     if isinstance(problem, PermuteProblem):
         shape = [_less(size) for size in problem.shape]
         x, out = (_packed(shape, steps) for steps in (problem.x_strides, problem.out_strides))
@@ -127,7 +127,7 @@ def ragged(problem: Any) -> Tiled:
 
 
 class Group(NamedTuple):
-    """Hold a group's matrices, where out is a times b."""
+    """The matrices of a group: out = a @ b."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -140,19 +140,19 @@ def _ends(call: GroupedCall) -> list[int]:
 
 
 def groups_of(call: GroupedCall) -> Iterator[Group]:
-    """Yield every group of a call. Waits for the GPU, to read where the groups end."""
+    """Yield every group of a call. Waits for the GPU to read the groups' ends."""
     ends, a, out = _ends(call), matrix(call.a, 1)[0], matrix(call.out, 1)[0]
     for b, start, end in zip(matrix(call.b, call.groups), [0, *ends], ends, strict=False):
         yield Group(a[start:end], b, out[start:end])
 
 
 def of_no_group(call: GroupedCall) -> torch.Tensor:
-    """Return the rows of the result that belong to no group, and are to be zeros."""
+    """Return the rows of the result that belong to no group and should be zero."""
     return matrix(call.out, 1)[0][_ends(call)[-1] :]
 
 
 def weight_rows(call: QuantizedCall, start: int, stop: int) -> torch.Tensor:
-    """Return unpacked rows of a weight, not rounded, as float32; `start` is a multiple of 16."""
+    """Return unpacked rows of a weight in float32, not rounded; `start` is a multiple of 16."""
     problem, end = call.problem, -(-stop // 16) * 16
     words = call.words.tensor.view(problem.words)[start // 8 : end // 8]
     scales = call.scales.tensor.view(problem.scales)[:, start:end]

@@ -1,4 +1,4 @@
-"""One of tritile's own problems as a `Tunable`, and the space of its configs."""
+"""A problem of tritile's own operations as a `Tunable`, and the space of its configs."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -18,14 +18,14 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.planning import aten, model, plans
 from tritile.planning.portfolio import RACED
-from tritile.runtime.ahead import check_fits
+from tritile.runtime.ahead import Resources, check_fits
 from tritile.runtime.native import loaded
 from tritile.tune.subject import answers, torch_calls
 from tritile.tune.subject.operands import copies_of, guarded, ragged, run_of
-from tritile.tuner.measure.benchmark import Harness, Resources
+from tritile.tuner.measure.benchmark import Harness
 from tritile.tuner.measure.engine import TuningTask
 from tritile.tuner.measure.outputs import OUTSIDE
-from tritile.tuner.measure.timing import Eager, Run, copies_wanted, graph_of
+from tritile.tuner.measure.timing import Eager, Run, copies_for, graph_of
 from tritile.tuner.search import Listed, from_parameters, parameters
 from tritile.tuner.store.trial import best_of
 
@@ -34,7 +34,6 @@ _SIDES = ("BLOCK_M", "BLOCK_N", "CONSUMERS")  # in warp-specialised kernels thes
 
 @functools.cache
 def _grid(op: str, family: str) -> dict[str, list[Any]]:
-    """Return the values of each parameter among a family's own configs, smallest first."""
     values: dict[str, set[Any]] = {}
     for config in FAMILIES[op][family].configs:
         for name, value in parameters(config).items():
@@ -46,7 +45,7 @@ def steps(config: Config, op: str) -> list[Config]:
     """Return every config one step away.
 
     A step sets one parameter to its next value among the family's own configs, halves or doubles it, or adds
-    or removes a stage. Tiles of warp-specialised kernels grow and shrink by the rows of a warpgroup, together
+    or removes a stage. Tiles of warp-specialised kernels grow and shrink by the rows of a warpgroup, along
     with the number of warpgroups.
     """
     values = parameters(config)
@@ -68,32 +67,32 @@ def steps(config: Config, op: str) -> list[Config]:
 
 
 class ProblemSpace:
-    """Search the legal configs of a problem on a device, in the order of the model's predictions.
+    """The legal configs of a problem on a device, in order of predicted time.
 
-    `known` are configs that may be good, as from the table. The legal ones of them come first.
-    `configs` and `opening` raise UnsupportedError, with the reason, where no config is legal.
+    Those of `seeds`, configs that may be good, come first. `configs` and `opening` raise UnsupportedError,
+    with the reason, if no config is legal.
     """
 
-    def __init__(self, problem: Tiled, device: Device, known: Iterable[Config] = ()) -> None:
+    def __init__(self, problem: Tiled, device: Device, seeds: Iterable[Config] = ()) -> None:
         self.problem, self.device = problem, device
         self._likely: dict[int, list[Config]] = {}
-        self.known = [config for config in dict.fromkeys(known) if config in self]
+        self.seeds = [config for config in dict.fromkeys(seeds) if config in self]
 
     def configs(self) -> Sequence[Config]:
         return self._ranked
 
     @functools.cached_property
     def _ranked(self) -> list[Config]:
-        return list(dict.fromkeys([*self.known, *model.ranked(self.problem, self.device)]))
+        return list(dict.fromkeys([*self.seeds, *model.ranked(self.problem, self.device)]))
 
     def opening(self, count: int) -> list[Config]:
-        """Return the known configs, then each family's likeliest in turn, over varied tiles."""
-        if count not in self._likely:  # asked for before each round of a search
+        """Return the seeds, then each family's likeliest in turn, over varied tiles."""
+        if count not in self._likely:  # a search calls this before each round
             self._likely[count] = model.screened(self.problem, self.device, count)
-        return list(dict.fromkeys([*self.known, *self._likely[count]]))[:count]
+        return list(dict.fromkeys([*self.seeds, *self._likely[count]]))[:count]
 
     def neighbours(self, config: Config) -> list[Config]:
-        """Return every legal config one step away, the fastest predicted first."""
+        """Return every legal config one step away, in order of predicted time."""
         legal = [step for step in steps(config, self.problem.op) if step in self]
         return sorted(legal, key=lambda c: (model.predict_us(c, self.problem, self.device), c.key))
 
@@ -112,11 +111,11 @@ class TunableProblem:
         return FAMILIES[self.problem.op][config.family].digest
 
     def compile(self, config: Config) -> None:
-        """Compile for the device, which need not be installed. Raises TuningError if that is refused."""
+        """Compile for the device, which need not be installed. Raises TuningError if the compiler refuses."""
         self._compile(self.problem, config)
 
     def compile_check(self, config: Config) -> None:
-        """Compile for the ragged sibling, which a check runs too."""
+        """Compile for the ragged sibling, which the check launches too."""
         sibling = ragged(self.problem)
         if illegal(config, sibling, self.device) is None:
             self._compile(sibling, config)
@@ -126,7 +125,7 @@ class TunableProblem:
 
     @property
     def copies(self) -> int:
-        return copies_wanted(self.problem.bytes, self.device.l2_bytes)
+        return copies_for(self.problem.bytes, self.device.l2_bytes)
 
     def harness(self, copies: int) -> Harness:
         return _Harness(self.problem, self.device, copies)
@@ -137,15 +136,15 @@ class _Harness:
         self._problem, self._device = problem, device
         self.calls: list[Call] = copies_of(problem, device, copies)
         one = torch.ones(16, 16, dtype=torch.float64, device="cuda")
-        (one @ one).sum().item()  # loads torch's kernels of checks ahead of the first check
+        (one @ one).sum().item()  # loads torch's kernels for checks, which takes a while
 
-    def prepared(self, config: Config) -> tuple[Run, Resources]:
+    def prepared(self, config: Config) -> tuple[Run, Resources | None]:
         if config == aten.CONFIG:
-            return self._by_torch, Resources()
+            return self._by_torch, None
         prepared = launching.prepare(self.calls[0], config)
         kernel = prepared.kernel
         found = loaded(kernel, self._device.shared_memory)
-        resources = Resources(found.registers, found.spills, kernel.metadata.shared)
+        resources = Resources(found.registers, 4 * found.spills, kernel.metadata.shared)
         return run_of(prepared), resources
 
     def _by_torch(self, call: Call) -> None:
@@ -158,7 +157,7 @@ class _Harness:
         return graph_of(run, self.calls)
 
     def check(self, config: Config, run: Run) -> float:
-        """Check at the problem's own sizes, and at ragged ones between guards; return the former's error."""
+        """Check at the problem's own sizes, returning that error, and at ragged ones between guards."""
         error = answers.check(run, self.calls[0])
         sibling = ragged(self._problem)
         if illegal(config, sibling, self._device) is None:
@@ -173,27 +172,24 @@ class _Harness:
 
 
 def task_of(problem: Tiled, device: Device, force: bool = False, among: Sequence[Config] = ()) -> TuningTask:
-    """Return the task of a problem with its stored trials, unless `force`.
-
-    Its space are the configs `among`, else all, the likely ones first.
-    """
+    """Return the task of a problem: its legal configs, or those `among`; no stored trials if `force`."""
     earlier = [] if force else plans.trials(problem, device)
-    tabled, foreseen = plans.tabled(problem, device), plans.by_portfolio(problem, device)
-    seeds = [plan.config for plan in (tabled, foreseen) if plan is not None]
+    tabled, predicted = plans.tabled(problem, device), plans.by_portfolio(problem, device)
+    seeds = [plan.config for plan in (tabled, predicted) if plan is not None]
     best = best_of(trial for trial in earlier if trial.right)
     space = Listed(among) if among else ProblemSpace(problem, device, seeds)
     incumbent = best.config if best is not None else tabled.config if tabled is not None else None
-    known = {trial.config: trial for trial in earlier if trial.is_final and trial.config in space}
-    return TuningTask(TunableProblem(problem, device), space, known, incumbent)
+    trials = {trial.config: trial for trial in earlier if trial.is_final and trial.config in space}
+    return TuningTask(TunableProblem(problem, device), space, trials, incumbent)
 
 
 def is_tuned(problem: Tiled, device: Device) -> bool:
-    """True if a winner was measured and checked, in a search that tried each family of kernels.
+    """True if a search that tried every family of kernels has a winner with a checked answer.
 
-    Only trials of the present kernels and versions count.
+    Only trials of the current kernels and versions count.
     """
-    known = plans.trials(problem, device)
-    raced = set(plans.likely(problem, device, RACED))  # mode "tune" tries these alone
-    if {trial.config for trial in known} <= raced or not any(trial.right for trial in known):
+    trials = plans.trials(problem, device)
+    raced = set(plans.likely(problem, device, RACED))  # all that mode "tune" tries
+    if {trial.config for trial in trials} <= raced or not any(trial.right for trial in trials):
         return False
-    return {trial.config.family for trial in known} >= set(model.families(problem, device))
+    return {trial.config.family for trial in trials} >= set(model.families(problem, device))

@@ -1,4 +1,4 @@
-"""torch's own calls for what a call of tritile's does, into the same output."""
+"""torch's own call for a call of tritile's, with the same output."""
 
 import functools
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from tritile.tune.suites import OF_ITEMSIZE
 
 
 def in_one_batch(call: MatmulCall) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Return a and b, and out: matrices, or batches of them where there are several."""
+    """Return a and b, and out: matrices, or batches of them if there are several."""
     batch = call.problem.batch
     whole = (matrix(view, batch) for view in (call.a, call.b, call.out))
     *inputs, out = [tensor[0] if batch == 1 else tensor for tensor in whole]
@@ -26,9 +26,9 @@ def in_one_batch(call: MatmulCall) -> tuple[list[torch.Tensor], torch.Tensor]:
 
 
 def tensors_of(call: MatmulCall) -> dict[str, torch.Tensor]:
-    """Return a, b, the epilogue's operands and `up` by name; what an operand is broadcast over has size 1.
+    """Return a, b, the epilogue's operands and `up` by name; dimensions to broadcast have size 1.
 
-    A row's only dimension is that of columns, for which cuBLAS adds it itself. Scales have two, as in torch.
+    A row has one dimension, so that cuBLAS adds it in its epilogue. Scales have two, as in torch.
     """
     found = dict(zip("ab", in_one_batch(call)[0], strict=True))
     for name, view in call.sides.items():
@@ -47,7 +47,7 @@ def tensors_of(call: MatmulCall) -> dict[str, torch.Tensor]:
 def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
     """Return torch's product for the operands' dtype: a function of a, b and optionally `out=`.
 
-    That of fp8 takes scales and a bias behind them, too.
+    For fp8 it also takes two scales and a bias.
     """
     if call.dtype == "int8":
         return torch_private.int_mm
@@ -66,13 +66,13 @@ def multiply(call: MatmulCall) -> None:
 
 
 def add(call: MatmulCall) -> None:
-    """Make a product with a bias, as torch's linear layers do."""
+    """Compute a product with a bias, as torch's linear layers do."""
     found = tensors_of(call)
     torch.addmm(found["bias"], found["a"], found["b"], out=in_one_batch(call)[1])
 
 
 def compose(call: MatmulCall) -> None:
-    """Make a product with an epilogue, an operation after the other."""
+    """Compute a product, then its epilogue, one operation at a time."""
     found, how = tensors_of(call), (call.activation, call.alpha, call.beta)
     sums = torch.matmul(found["a"], found["b"])
     made = apply_epilogue_in_dtype(sums, found.get("bias"), found.get("residual"), *how)
@@ -80,7 +80,7 @@ def compose(call: MatmulCall) -> None:
 
 
 def unpack_and_multiply(unpack: Unpack, call: QuantizedCall) -> None:
-    """Make a product by a quantized weight, after our kernel has unpacked the weight in memory."""
+    """Unpack a quantized weight to memory by tritile's kernel, then compute the product."""
     x, out = (matrix(view, 1)[0] for view in (call.x, call.out))
     zeros = None if call.zeros is None else call.zeros.tensor
     weight = unpack(call.words.tensor, call.scales.tensor, zeros).t()
@@ -91,13 +91,12 @@ def unpack_and_multiply(unpack: Unpack, call: QuantizedCall) -> None:
 
 
 def scale(call: MatmulCall) -> None:
-    """Make a product of fp8 matrices with scales, and perhaps a bias."""
+    """Compute a product of fp8 matrices with scales and an optional bias."""
     found, out = tensors_of(call), in_one_batch(call)[1]
     product(call)(*(found.get(name) for name in ("a", "b", "scale_a", "scale_b", "bias")), out=out)
 
 
 def groups(call: GroupedCall) -> None:
-    """Make products of groups, into a new matrix."""
     torch_kernels.of_groups(matrix(call.a, 1)[0], matrix(call.b, call.groups), call.offs.tensor, None, None)
 
 
@@ -111,7 +110,7 @@ RUNS: Final[dict[str, Callable[[Any], None]]] = {"matmul": multiply, "permute": 
 
 
 def run_of(problem: Tiled) -> Callable[[Any], None] | None:
-    """Return a function that runs torch's call for a problem; None where torch has no single call for it."""
+    """Return a function that runs torch's call for a problem; None if torch has no single call for it."""
     if isinstance(problem, MatmulProblem) and problem.epilogue and not problem.epilogue.scale_a:
         if problem.batch == 1 and problem.epilogue == Epilogue(bias="row"):
             return add

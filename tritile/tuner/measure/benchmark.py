@@ -1,6 +1,6 @@
-"""What the measuring process holds: operands of a few tunables, and graphs of their fastest configs.
+"""What the measuring process owns: operands of a few tunables, and graphs of their fastest configs.
 
-The tuning process calls the functions at the end by way of the pool; they return plain values.
+The tuning process calls the functions at the end through the pool; they return plain values.
 """
 
 import math
@@ -15,48 +15,39 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Problem
 from tritile.core.triton_private import driver
+from tritile.runtime.ahead import Resources
 from tritile.tuner.measure.timing import Eager, Run, Timing, interleaved, screen_us
 
 T = TypeVar("T")
-_MAX_GRAPHS = 8  # of the fastest configs, which may be finalists: a graph holds memory
-
-
-class Resources(NamedTuple):
-    """A kernel's resources: registers and spilled 32-bit words a thread, bytes of shared memory."""
-
-    registers: int | None = None
-    spills: int | None = None
-    shared: int | None = None
+_MAX_GRAPHS = 8  # kept, of the fastest configs, which may become finalists: a graph takes memory
 
 
 class ScreenResult(NamedTuple):
-    """A quick timing, and the kernel's resources."""
-
     timing: Timing
-    resources: Resources
+    resources: Resources | None
 
 
 class Harness(Protocol):
     """Copies of one call on the GPU, in the measuring process, and how to run configs on them.
 
     `prepared` returns a function that launches a config on a copy; it raises if the config does not compile
-    or load. `timed` returns a timer over all copies, each restored before a launch. `check` returns the
-    relative error of the answer, None without a reference; it raises TuningError for a wrong answer and for
-    writes outside the kernel's memory.
+    or load. It also returns the kernel's resources, if it can. `timed` returns a timer over all copies,
+    restored before each run. `check` returns the relative error of the answer, None without a reference; it
+    raises TuningError for a wrong answer and for writes outside the kernel's memory.
     """
 
-    def prepared(self, config: Config) -> tuple[Run, Resources]: ...
+    def prepared(self, config: Config) -> tuple[Run, Resources | None]: ...
     def timed(self, config: Config, run: Run) -> Eager: ...
     def check(self, config: Config, run: Run) -> float | None: ...
 
 
 class Tunable(Protocol):
-    """A problem to tune on a device, as plain values that can be sent to another process.
+    """A problem to tune on a device, made of plain values that can be sent to another process.
 
     Trials are stored under `problem` and the `digest` of the kernel that a config runs. `copies`: how many
-    copies of the operands leave the L2 cache cold; `harness` makes them on the current GPU. `compile`
-    compiles into Triton's cache, needs no GPU, and raises if the compiler refuses. `compile_check` compiles
-    the other kernels that the check of a config runs; a refusal of these is raised by the check.
+    copies of the operands keep the L2 cache cold; `harness` makes them on the current GPU. `compile` compiles
+    into Triton's cache without a GPU, and raises if the compiler refuses. `compile_check` compiles what else
+    the check of a config launches; if that does not compile, the check reports it.
     """
 
     @property
@@ -72,9 +63,9 @@ class Tunable(Protocol):
 
 
 class Runner(Protocol):
-    """Compile and measure tunables: `PoolRunner` does so in processes of its own.
+    """Compiles and measures tunables; `PoolRunner` does so in processes of its own.
 
-    All methods raise WorkerError for a fault of the config, and TuningError for one of the tunable.
+    Methods raise WorkerError if the config is at fault, and TuningError if the tunable is.
     """
 
     max_resident: int  # tunables whose operands are on the GPU at a time
@@ -88,7 +79,7 @@ class Runner(Protocol):
 
 
 class Benchmark:
-    """Hold one tunable's operands, and time the configs that are loaded for it.
+    """One tunable's operands, and timers of the configs loaded for it.
 
     When memory runs out, the operation is repeated with half as many copies of the operands.
     """
@@ -96,7 +87,7 @@ class Benchmark:
     def __init__(self, tunable: Tunable) -> None:
         self._tunable, self._copies = tunable, tunable.copies
         self._harness: Harness | None = None
-        self._loaded: dict[Config, tuple[Run, Resources]] = {}
+        self._loaded: dict[Config, tuple[Run, Resources | None]] = {}
         self._graphs: dict[Config, Eager] = {}
         self._times: dict[Config, float] = {}
         self._on_harness(lambda harness: None)
@@ -117,7 +108,7 @@ class Benchmark:
             torch.cuda.empty_cache()
             self._copies //= 2
 
-    def _run(self, harness: Harness, config: Config) -> tuple[Run, Resources]:
+    def _run(self, harness: Harness, config: Config) -> tuple[Run, Resources | None]:
         if config not in self._loaded:
             self._loaded[config] = harness.prepared(config)
         return self._loaded[config]
@@ -128,7 +119,6 @@ class Benchmark:
         return self._graphs[config]
 
     def screen(self, config: Config, fastest_us: float) -> ScreenResult:
-        """Time a config quickly."""
         timing = self._on_harness(lambda harness: screen_us(self._graph(harness, config), fastest_us))
         _finish()
         self._times[config] = timing.us
@@ -137,7 +127,7 @@ class Benchmark:
         return ScreenResult(timing, self._loaded[config][1])
 
     def race(self, configs: Sequence[Config]) -> list[list[float]]:
-        """Return the microseconds of each config, run by run, measured in turns."""
+        """Return the microseconds of each config, round by round, interleaved."""
         return self._on_harness(
             lambda harness: interleaved([self._graph(harness, config) for config in configs])
         )
@@ -150,7 +140,7 @@ class Benchmark:
 
 
 def _finish() -> None:
-    """Wait for the GPU, so that a fault is attributed to the config that caused it."""
+    """Wait for the GPU, so that a fault is blamed on the config that caused it."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
@@ -159,17 +149,17 @@ _benchmarks: dict[int, Benchmark] = {}
 
 
 def begin(number: int, tunable: Tunable, gpu: int | None) -> None:
-    """Make the operands of a tunable on a GPU, unless they are there; later calls pass its number."""
+    """Make the operands of a tunable on a GPU, unless they exist; later calls pass its number."""
     if number in _benchmarks:
         return
     if gpu is not None:
         torch.cuda.set_device(gpu)
-        _utils = driver.active.utils  # which Triton may have to compile, in seconds
+        _utils = driver.active.utils  # Triton may have to compile these first, which takes seconds
     _benchmarks[number] = Benchmark(tunable)
 
 
 def call(number: int, method: str, *arguments: Any) -> tuple[bool, Any]:
-    """Return whether the tunable was begun here, and the result of a method of its `Benchmark`."""
+    """Return whether the tunable was begun in this process, and what a method of its `Benchmark` returns."""
     is_begun = number in _benchmarks
     return is_begun, getattr(_benchmarks[number], method)(*arguments) if is_begun else None
 

@@ -1,7 +1,7 @@
 """The tuning pipeline: propose configs, compile in parallel, screen, race the fastest, check, store.
 
-Several problems are in flight: while one is measured, others compile. Each trial is handed on as soon as it
-is measured, so that a tuner that was stopped at any moment resumes where it was.
+Several problems are in flight: while one is measured, others compile. Each trial is reported as soon as it is
+measured, so a tuner that is stopped at any moment resumes where it was.
 """
 
 import logging
@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
 from tritile.core.config import Config
@@ -32,21 +32,24 @@ from tritile.tuner.search import (
 from tritile.tuner.store.trial import Trial
 
 _LOOKAHEAD = 4  # problems in flight: one is measured, the others compile
-_HOPELESS = 4  # times a problem's seconds, after which one without a working config is given up
-_FINALISTS = 4  # configs in the final race, and
-_CLOSE = 1.15  # times the fastest, up to which a config is one of them
+_PATIENCE = 4  # times `Rules.problem_s`, after which the search gives up if no config works
+_FINALISTS = 4  # configs in the final race
+_CLOSE = 1.15  # slowdown up to which a config is a finalist
 _EXHAUSTIVE_BATCH = 256  # configs
-OnTrial = Callable[[str, Trial], None]  # called with a kernel's digest and each trial as it is measured
+OnTrial = Callable[[str, Trial], None]  # called with the kernel's digest and a trial as it is measured
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How a search goes: by `screening`, or through every config. Its defaults are those of every search.
+    """How a search proceeds; the defaults are those of every search.
 
-    `batch`: configs to compile at a time. `problem_s`: seconds after which a problem is screened no further.
-    A screening ends where its next batch promises too little gain, or after `most` configs.
-    `by_trials`: the winner is the fastest by its trial, as whoever reads the trials later finds it; else a
-    tie goes to the incumbent, or the first by name.
+    `exhaustive`: try every config. Otherwise `search.screening` proposes configs, until the next batch
+    promises too little gain or `most` configs were tried. `batch`: configs to compile at a time. `problem_s`:
+    seconds to spend on a problem before the final race.
+
+    `by_trials`: pick the winner by the times in its stored trials, with `store.trial.rank`, so that a later
+    process, which has only the trials, picks the same config. Otherwise the winner is that of the race, in
+    which configs tied within the noise go to the incumbent, or to the first by key.
     """
 
     exhaustive: bool = False
@@ -56,8 +59,8 @@ class Rules:
     by_trials: bool = False
 
 
-def whole(rules: Rules) -> Rules:
-    """Return the rules for a search through every config, in large batches."""
+def exhaustive_rules(rules: Rules) -> Rules:
+    """Return the rules of a search through every config, in large batches."""
     return replace(rules, exhaustive=True, batch=_EXHAUSTIVE_BATCH, most=None)
 
 
@@ -73,10 +76,10 @@ class TuningTask:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The outcome of tuning one problem: the best trial, or the `failure` to find one.
+    """The outcome of tuning one problem: the best trial, or why there is none.
 
-    `trials`: configs measured now. `seconds`: since the operands were made. `cause`: the last error, where
-    there is a `failure`.
+    `trials`: how many configs were measured. `seconds`: time since the operands were made. `cause`: the last
+    config's error if there is a `failure`.
     """
 
     problem: Problem
@@ -100,7 +103,7 @@ def proposed(space: SearchSpace | Listed, tried: Tried, rules: Rules) -> list[Co
 
 
 def tried_of(trials: Iterable[Trial]) -> dict[Config, float]:
-    """Return microseconds by config, as strategies take them; infinite if a config failed."""
+    """Return microseconds by config, infinite if it failed: what search strategies take."""
     return {trial.config: trial.time for trial in trials}
 
 
@@ -108,26 +111,13 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def logged(on_trial: OnTrial) -> OnTrial:
-    """Return an `on_trial` that also logs each trial, at level DEBUG."""
-    last: dict[tuple[Problem, Config], Trial] = {}
-
-    def both(digest: str, trial: Trial) -> None:
-        on_trial(digest, trial)
-        key = trial.problem, trial.config
-        before, last[key] = last.get(key), trial
-        if before is None or (before.us, before.failure) != (
-            trial.us,
-            trial.failure,
-        ):  # else it was only checked
-            facts = {"problem": trial.problem.label, "config": str(trial.config)}
-            log("tune", logging.DEBUG, **facts, us=trial.us, failure=trial.failure)
-
-    return both
+def log_trial(trial: Trial) -> None:
+    facts = {"problem": trial.problem.label, "config": str(trial.config)}
+    log("tune", logging.DEBUG, **facts, us=trial.us, failure=trial.failure)
 
 
 class _Search:
-    """Search the configs of one problem, step by step."""
+    """The search for one problem, step by step."""
 
     def __init__(self, task: TuningTask, runner: Runner, rules: Rules, on_trial: OnTrial) -> None:
         self.task, self.runner, self.rules, self._on_trial = task, runner, rules, on_trial
@@ -135,7 +125,7 @@ class _Search:
         self.fastest_us = min(self.tried.values(), default=math.inf)
         self.new = 0
         self.last_error: TuningError | None = None  # of a config
-        self.precompiled: set[Config] = set()  # configs for whose check kernels are compiled
+        self.precompiled: set[Config] = set()  # configs with the kernels of their check compiled
         self.begun = False
         self.started = time.monotonic()  # when measuring could begin
         self.compiles: dict[Future[None], Config] = {}
@@ -146,9 +136,11 @@ class _Search:
         return tried_of(self.trials.values())
 
     def record(self, trial: Trial) -> None:
-        self.trials[trial.config] = trial
+        before, self.trials[trial.config] = self.trials.get(trial.config), trial
         self.fastest_us = min(self.fastest_us, trial.time)
         self._on_trial(self.tunable.digest(trial.config), trial)
+        if before is None or (before.us, before.failure) != (trial.us, trial.failure):  # else only checked
+            log_trial(trial)
 
     def fail(self, config: Config, error: WorkerError) -> None:
         drop_frames(error)  # which hold this search, and a call's tensors
@@ -157,10 +149,9 @@ class _Search:
         self.record(replace(trial, us=None, failure=str(error), measured_utc=now()))
 
     def is_late(self) -> bool:
-        """True if this problem's time is up, which is much longer while no config works."""
-        waited = time.monotonic() - self.started
-        patience = 1 if self.fastest_us < math.inf else _HOPELESS
-        return waited > patience * self.rules.problem_s
+        """True if this problem's time is up; it has more while no config works."""
+        patience = 1 if self.fastest_us < math.inf else _PATIENCE
+        return time.monotonic() - self.started > patience * self.rules.problem_s
 
     def propose(self) -> list[Config]:
         tried, incumbent = self.tried, self.task.incumbent
@@ -218,9 +209,8 @@ class _Search:
             self.new += 1
             return self.fail(config, refusal)
         self.new += 1
-        spilled = None if resources.spills is None else 4 * resources.spills  # bytes
-        used = (resources.registers, spilled, resources.shared)
-        self.record(Trial(self.tunable.problem, config, *timing, *used, measured_utc=now()))
+        used = {} if resources is None else asdict(resources)
+        self.record(Trial(self.tunable.problem, config, *timing, **used, measured_utc=now()))
 
     def _outcome(self) -> Tuned:
         """Race the fastest configs, and choose the first whose answer is right."""
@@ -229,19 +219,13 @@ class _Search:
         texts = {trial.failure for trial in self.trials.values() if trial.failure}
         reasons = "; ".join(sorted(texts)[:4]) or "none was tried"
         failure = None if winner else f"no config works: {reasons}"
-        return Tuned(
-            self.tunable.problem,
-            winner,
-            self.new,
-            time.monotonic() - self.started,
-            failure,
-            self.last_error if failure else None,
-        )
+        seconds, cause = time.monotonic() - self.started, self.last_error if failure else None
+        return Tuned(self.tunable.problem, winner, self.new, seconds, failure, cause)
 
     def _rank(self) -> list[Config]:
-        """Race the fastest; return all configs that worked, the winner first.
+        """Race the fastest; return every config that worked, the winner first.
 
-        Finalists come before others, whose quick timings may be lucky and were not taken in turns.
+        Finalists come before the others: a quick timing may be lucky, and was not interleaved.
         """
         tried = self.tried
         ranked, incumbent = fastest_first(tried), self.task.incumbent
@@ -251,7 +235,7 @@ class _Search:
         order = self._race(finalists)
         if self.rules.by_trials and len(finalists) > 1:
             fastest = fastest_first(self.tried)[:_FINALISTS]
-            if not {*fastest} <= {*finalists}:  # a quick timing beats the race's times
+            if not {*fastest} <= {*finalists}:  # the race was slower than somebody's quick timing
                 self._race(fastest)
             order = fastest_first(self.tried)
         return list(dict.fromkeys([*order, *ranked]))
@@ -262,7 +246,7 @@ class _Search:
         try:
             times = self.runner.race(self.tunable, finalists)
         except WorkerError:
-            return list(finalists)  # in screening order; the check finds the one at fault
+            return list(finalists)  # in screening order; the check finds which one fails
         samples = dict(zip(finalists, times, strict=True))
         for config, measured in samples.items():
             self.record(replace(self.trials[config], **timing_of(measured)._asdict(), measured_utc=now()))
@@ -287,10 +271,10 @@ def tune(
     on_trial: OnTrial,
     should_continue: Callable[[], bool] = lambda: True,
 ) -> Iterator[Tuned]:
-    """Run each task and yield its outcome; `on_trial` gets every trial as it is measured.
+    """Run the tasks, a few at a time, and yield each outcome; `on_trial` gets every trial as it is measured.
 
-    A few tasks are in flight. No further problem is measured once `should_continue()` is false. If operands
-    cannot be made (out of memory, say), no config is legal, or every config fails, the outcome has a failure.
+    No further problem is begun once `should_continue()` is false. If operands cannot be made (out of memory,
+    say), no config is legal, or every config fails, the outcome has a failure.
     """
     coming, active = iter(tasks), list[_Search]()
     try:
@@ -304,13 +288,12 @@ def tune(
             current = [search for search in active if search.begun] if stop else active[: runner.max_resident]
             if not current:
                 return
-            # One with something to measure, else one to begin, else wait for the first compile.
+            # Measure if something has compiled, else begin a problem, else wait for a compile.
             ready = [search for search in current if search.is_ready()]
             search = next(iter([*ready, *(search for search in current if not search.begun)]), None)
             if search is None:
-                wait(
-                    [future for search in current for future in search.compiles], return_when=FIRST_COMPLETED
-                )
+                compiles = [future for search in current for future in search.compiles]
+                wait(compiles, return_when=FIRST_COMPLETED)
             elif (outcome := search.step()) is not None:
                 active.remove(search)
                 yield outcome

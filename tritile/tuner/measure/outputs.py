@@ -48,9 +48,9 @@ def poison(out: torch.Tensor, right: torch.Tensor) -> None:
 
 
 def unwritten(out: torch.Tensor) -> list[int] | None:
-    """Return the place of the first floating element that `poison` filled and nobody wrote; None without one.
+    """Return the indices of the first floating element still filled by `poison`; None if there is none.
 
-    None of fp8, whose NaN is what a kernel may well write.
+    Always None for fp8, where a kernel may write the same NaN.
     """
     if out.itemsize not in _NAN:
         return None
@@ -60,7 +60,6 @@ def unwritten(out: torch.Tensor) -> list[int] | None:
 
 
 def _place(mask: torch.Tensor) -> list[int]:
-    """Return the indices of the first element that is true."""
     return _indices(mask.flatten().int().argmax(), mask.shape)
 
 
@@ -75,13 +74,13 @@ def unlike(tensor: torch.Tensor, before: torch.Tensor) -> bool:
 
 
 def allowed_error(dtype: torch.dtype) -> float:
-    """Return the relative error allowed by default, none of integers.
+    """Return the default tolerance, a relative error; 0 for integers.
 
-    - fp8: one epsilon. Two right results, each rounded once, are equal or next to each other.
-    - fp16, bf16: four epsilons, for intermediate results that are rounded to the output's type.
+    - fp8: one epsilon. Two right results, each rounded once, are equal or neighbours.
+    - fp16, bf16: four epsilons, for intermediate results rounded to the output's type.
     - fp32, fp64: 256 epsilons. A sum of K terms of either sign errs by up to about sqrt(K) epsilons of its
-      typical size (five standard deviations), so that these are enough for K = 65,536. They leave room for
-      tensor cores, which truncate as they add. TF32 errs by 4,000.
+      typical size (five standard deviations), so this suffices for K = 65,536, and for tensor cores, which
+      truncate when they add. TF32 errs by 4,000.
     """
     if not dtype.is_floating_point:
         return 0.0
@@ -91,9 +90,9 @@ def allowed_error(dtype: torch.dtype) -> float:
 def error_of(name: str, got: torch.Tensor, right: torch.Tensor, tolerance: float | None) -> float:
     """Return the largest relative error of an element: see `_errors` for what it is relative to.
 
-    `right` is rounded to the dtype of `got` first. Infinities and NaNs must be the same. Raises TuningError,
-    where an error is above `tolerance`, by default `allowed_error`. It names the first wrong element with its
-    own error, the largest error with its place, and how many elements are wrong.
+    `right` is rounded to the dtype of `got` first. Infinities and NaNs must be the same. Raises TuningError
+    if an error is above `tolerance`, by default `allowed_error`; it names the first wrong element and its
+    error, the largest error and where it is, and how many elements are wrong.
     """
     right = right.to(got.dtype)
     allowed = allowed_error(got.dtype) if tolerance is None else tolerance
@@ -123,15 +122,16 @@ def error_of(name: str, got: torch.Tensor, right: torch.Tensor, tolerance: float
 def _errors(got: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return the relative error of each element, in float64; infinity if infinities or NaNs differ.
 
-    An element in which terms cancel has errors of the size of these terms, which the result does not show.
-    Hence an error is relative to the largest of
+    If terms cancel in an element, its error is relative to these terms, which the result does not show. So
+    the error is relative to the largest of
 
     - the element itself: rounding to the output's type;
-    - the typical size of elements in its row (of the last dimension) and column: `_typical`. Intermediate
-      results in 16 bits, and sums, err by a share of it;
-    - a share of the RMS W of the whole tensor (of 1 where all is 0), so small that the default allows 64
-      epsilons of fp32 sums (of fp64 for fp64): as much as K = 4,096 explains in rows that cancel as a whole;
-    - the smallest normal number, below which the steps of the type stay the same.
+    - the typical size of elements in its row (along the last dimension) and column: `_typical`. Sums, and
+      intermediate results in 16 bits, err by a share of it;
+    - a share of the RMS of the whole tensor (of 1 if it is all zeros), small enough that the default allows
+    64
+      epsilons of fp32 sums (of fp64 for fp64), which is what K = 4,096 explains in rows that cancel entirely;
+    - the smallest normal number, below which the spacing of the type is constant.
     """
     kind, mine, wide = got.dtype, got.double(), right.double()
     if not wide.numel():
@@ -149,7 +149,7 @@ def _errors(got: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     scale = torch.maximum(table.abs(), typical).clamp_min_(normal / unit).reshape(wide.shape)
     errors = ((mine - wide) / unit).abs_().div_(scale).nan_to_num_(nan=math.inf, posinf=math.inf)
     errors[(mine == wide) | (mine.isnan() & wide.isnan())] = 0.0
-    if not kind.is_floating_point:  # float64 does not tell all 64-bit integers apart
+    if not kind.is_floating_point:  # float64 cannot represent all 64-bit integers
         errors[(errors == 0) & (_bits(got) != _bits(right))] = math.ulp(0.0)
     return errors
 
@@ -157,9 +157,10 @@ def _errors(got: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def _typical(table: torch.Tensor, least: float) -> torch.Tensor:
     """Return r c for each element, with r by row and c by column: the RMS of table / (r c) is 1 in either.
 
-    In a product a b, r follows the rows of a and c the columns of b. Two sweeps balance them, so that no
-    large row hides which columns are small, or the reverse. Fewer than 8 elements tell no RMS: c alone, or r,
-    or that of all is returned for them. r is at least `least` times its RMS over the rows, and c likewise.
+    In a product a b, r follows the rows of a and c the columns of b. Two sweeps balance them, so that a large
+    row does not hide which columns are small, or the reverse. Rows or columns of fewer than 8 elements have
+    no meaningful RMS: c or r alone, or the RMS of the whole table, stands in. r is at least `least` times its
+    RMS over the rows, and likewise c.
     """
     squares = table.square()
     if not bool(squares.any()):

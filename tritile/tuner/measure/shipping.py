@@ -1,8 +1,8 @@
 """Send a launch to another process: the kernel, its arguments, and the memory they point to.
 
-Kernels are sent whole, with what Triton reads of their modules; so are, by cloudpickle, functions that cannot
-be imported there by name, such as those of a script. Memory goes through a file, where a process that
-replaces another finds it too.
+Kernels are sent by value, with the globals that Triton reads when it compiles them. cloudpickle does the same
+for functions that the other process cannot import by name, such as those of a script. Memory goes through a
+file, so that the process that replaces a killed one can read it again.
 """
 
 import ast
@@ -26,13 +26,14 @@ from tritile.core.triton_private import JITCallable, JITFunction, naming_of
 from tritile.errors import GpuTakenError, UnsupportedError, brief
 
 GUARD: Final = 4096  # bytes before and after each block, which no kernel may write
-# In host memory, where a kernel that the interpreter runs past them may end the process.
+# In host memory. Larger, as an interpreted kernel that goes beyond may crash the process.
 HOST_GUARD: Final = 1 << 20
-_ALIGNMENT: Final = 512  # bytes, as torch's allocator aligns
-_PATTERN: Final = 0xFF  # of guards: NaN as a float, -1 as an integer
-NUMBERS: Final = 0xBC  # another pattern: negative floats, which arithmetic changes where it keeps NaN
-HUGE: Final = 0x7B  # large numbers; with the highest bit negative ones
-_Storage = tuple[torch.Tensor, int, int]  # a tensor in it, the first byte that is used, and the end
+_ALIGNMENT: Final = 512  # bytes: that of torch's allocator
+# Byte patterns of guards.
+_PATTERN: Final = 0xFF  # NaN as a float, -1 as an integer
+NUMBERS: Final = 0xBC  # small negative floats: adding to them changes them, as it does not change NaN
+HUGE: Final = 0x7B  # large floats; negative ones with the highest bit set
+_Storage = tuple[torch.Tensor, int, int]  # one of its tensors, the first byte in use, and the end
 _OPTIONS: Final = (
     "version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "launch_metadata"
 )  # fmt: skip
@@ -40,7 +41,7 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True)
 class Place:
-    """Describe a tensor in a numbered storage; `offset` is in bytes, strides in elements."""
+    """Where a tensor lies: the number of its storage, `offset` in bytes, strides in elements."""
 
     storage: int
     offset: int
@@ -58,7 +59,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Block:
-    """Describe the part of a storage that tensors lie in: `size` bytes from byte `start` on."""
+    """The part of a storage that tensors use: `size` bytes from byte `start` on."""
 
     start: int
     size: int
@@ -66,7 +67,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Shipment:
-    """Hold a packed value: the pickle, its blocks of memory, and the file with their contents."""
+    """A packed value: the pickle, its blocks of memory, and the file with their contents."""
 
     data: bytes = b""
     blocks: tuple[Block, ...] = ()
@@ -74,22 +75,21 @@ class Shipment:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of memory that tensors of the call lie in."""
         return sum(block.size for block in self.blocks)
 
 
 @functools.lru_cache(maxsize=64)
 def _rebuilt(data: bytes) -> Any:
-    """Jit a sent function again, once in a process: copies of a call share it and its compiled kernels.
+    """Jit a received function, once per process: copies of a call share its compiled kernels.
 
-    Triton is given the source from when the function was first jitted, whatever its file holds by now. Raises
-    UnsupportedError where Triton reads another.
+    Triton reads source through linecache. There it finds the source from when the function was first jitted,
+    as the file may have changed since. Raises UnsupportedError if Triton reads different source.
     """
     kind, function, options, source, lines, named = pickle.loads(data)
     function.__globals__.update(named)
     file = function.__code__.co_filename
     before = linecache.cache.get(file)
-    linecache.cache[file] = (sum(map(len, lines)), None, lines, file)  # None: never compared with the file
+    linecache.cache[file] = (sum(map(len, lines)), None, lines, file)  # None: never checked against the file
     try:
         kernel = kind(function, **options)
     finally:
@@ -105,7 +105,7 @@ _Path = tuple[str, ...]
 
 
 def _paths(tree: ast.AST) -> Iterator[_Path]:
-    """Yield each name that source reads, with the attributes read of it: `a.b.c` as ("a", "b", "c")."""
+    """Yield each name that the source reads with its attributes: `a.b.c` as ("a", "b", "c")."""
     attributes: list[str] = []
     node = tree
     while isinstance(node, ast.Attribute):
@@ -119,29 +119,31 @@ def _paths(tree: ast.AST) -> Iterator[_Path]:
 
 
 def _globals_of(value: JITFunction) -> dict[str, Any]:
-    """Return the globals that Triton looks up as it compiles a kernel, by name.
+    """Return the globals that Triton looks up when it compiles a kernel, by name.
 
-    Triton goes by the source, not by the bytecode: it evaluates defaults and the annotations of locals, too,
-    and takes the global where a local is read before it is set. A local hides any other global.
+    Triton works from the source, not the bytecode: it also evaluates defaults and annotations of locals, and
+    reads a constexpr or dtype from the globals if the local of that name is not set yet. Any other local
+    hides the global.
     """
     (function,) = ast.parse(value.src).body
     assert isinstance(function, ast.FunctionDef)
     signature = set(_paths(function.args))
-    known = value.fn.__globals__
+    available = value.fn.__globals__
     hidden = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
     hidden |= {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    hidden -= {name for name in hidden if isinstance(known.get(name), tl.constexpr | tl.dtype)}
+    hidden -= {name for name in hidden if isinstance(available.get(name), tl.constexpr | tl.dtype)}
     read = signature | {path for path in _paths(function) if path[0] not in hidden}
-    return {n: _part(known[n], _behind(n, read)) for n in sorted({path[0] for path in read}) if n in known}
+    names = sorted({path[0] for path in read} & available.keys())
+    return {name: _reduced(available[name], _attributes_of(name, read)) for name in names}
 
 
-def _behind(name: str, paths: Iterable[_Path]) -> set[_Path]:
+def _attributes_of(name: str, paths: Iterable[_Path]) -> set[_Path]:
     return {path[1:] for path in paths if path[0] == name}
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Stand for a module by what a kernel reads of it: there it may hold something else, or be missing."""
+class _ReducedModule:
+    """A module reduced to what a kernel reads of it, as the other process may have another one or none."""
 
     name: str
     values: dict[str, Any]
@@ -156,20 +158,18 @@ def _module(name: str, values: dict[str, Any]) -> ModuleType:
     return module
 
 
-def _part(value: Any, paths: set[_Path]) -> Any:
-    """Return what to send for a value of which paths are read: a part of a module, else the value itself."""
+def _reduced(value: Any, paths: set[_Path]) -> Any:
+    """Return what to send of a value: of a module the attributes in `paths`, anything else whole."""
     if not isinstance(value, ModuleType) or is_of_library(value) or () in paths:
         return value
     absent = object()
     values = {name: getattr(value, name, absent) for name in sorted({path[0] for path in paths})}
-    return _Part(
-        value.__name__,
-        {name: _part(item, _behind(name, paths)) for name, item in values.items() if item is not absent},
-    )
+    sent = {n: _reduced(v, _attributes_of(n, paths)) for n, v in values.items() if v is not absent}
+    return _ReducedModule(value.__name__, sent)
 
 
 def _without_globals(function: Any) -> Any:
-    """Return a copy of a function without globals, as Triton compiles it and never runs it."""
+    """Return a copy without globals of a function that Triton compiles and nobody runs."""
     copy = FunctionType(function.__code__, {}, function.__name__, function.__defaults__, function.__closure__)
     for name in ("__kwdefaults__", "__annotations__", "__module__", "__qualname__", "__doc__"):
         setattr(copy, name, getattr(function, name))
@@ -178,7 +178,7 @@ def _without_globals(function: Any) -> Any:
 
 
 class _KernelPacker(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pack jitted functions whole: another process may import another version of their module."""
+    """Pickles jitted functions by value: the other process may import another version of their module."""
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, JITCallable):
@@ -187,7 +187,7 @@ class _KernelPacker(cloudpickle.Pickler):  # type: ignore[misc]
             return value.__qualname__  # imported by name: all processes have the same Triton
         options = {name: getattr(value, name) for name in _OPTIONS if hasattr(value, name)}
         function, named = value.fn, dict[str, Any]()
-        # What is under triton.constexpr_function runs in Python, for which cloudpickle finds what it reads.
+        # Under triton.constexpr_function a function runs in Python, and cloudpickle finds what it reads.
         if isinstance(value, JITFunction):
             options["repr"] = naming_of(value)
             function, named = _without_globals(function), _globals_of(value)
@@ -219,8 +219,8 @@ class _Packer(_KernelPacker):
         place = Place(
             number, int(value.storage_offset()) * size, dtype, tuple(value.shape), tuple(value.stride())
         )
-        kept, first, end = self.storages.get(address, (value, place.offset, place.end))
-        self.storages[address] = (kept, min(first, place.offset), max(end, place.end))
+        tensor, first, end = self.storages.get(address, (value, place.offset, place.end))
+        self.storages[address] = (tensor, min(first, place.offset), max(end, place.end))
         return place
 
 
@@ -253,9 +253,8 @@ def _pickled(value: Any, host_too: bool) -> tuple[Shipment, list[_Storage]]:
     except Exception as error:  # an argument of a class that raises anything as it is packed
         raise UnsupportedError(f"cannot be sent to another process: {brief(error)}") from error
     storages = list(packer.storages.values())
-    return Shipment(
-        stream.getvalue(), tuple(Block(first, end - first) for _, first, end in storages)
-    ), storages
+    blocks = tuple(Block(first, end - first) for _, first, end in storages)
+    return Shipment(stream.getvalue(), blocks), storages
 
 
 def _bytes_of(tensor: torch.Tensor, first: int, end: int) -> torch.Tensor:
@@ -264,7 +263,7 @@ def _bytes_of(tensor: torch.Tensor, first: int, end: int) -> torch.Tensor:
 
 
 def guarded(value: Any, pattern: int = _PATTERN, *, device: str = "cpu") -> "tuple[Any, GuardedMemory]":
-    """Return a copy of a value whose tensors lie on a device, and its memory, between guards of a byte.
+    """Return a copy of a value with its tensors on a device, and their memory, with guards around each block.
 
     Raises UnsupportedError for a value that `pack` refuses.
     """
@@ -287,7 +286,7 @@ def unpack(shipment: Shipment, tensor_of: Callable[[Place], Any]) -> Any:
 
 
 class StandIn:
-    """Stand for a tensor that is never read, with its sizes, dtype and the alignment of its address."""
+    """A placeholder for a tensor that is never read: it has the sizes, dtype and alignment of the address."""
 
     def __init__(self, place: Place) -> None:
         self._like = torch.empty_strided(
@@ -296,7 +295,7 @@ class StandIn:
         self.dtype, self._address = self._like.dtype, (1 << 20) + place.offset % _ALIGNMENT
 
     def data_ptr(self) -> int:
-        """Return an address of the tensor's alignment, with no memory behind it."""
+        """Return an address with the tensor's alignment and no memory behind it."""
         return self._address
 
     def __getattr__(self, name: str) -> Any:
@@ -306,18 +305,18 @@ class StandIn:
 def described(value: Any) -> Shipment:
     """Pack a value without the memory of its tensors, which may be meta tensors, to compile it elsewhere.
 
-    `unpack(shipment, StandIn)` takes it. Raises UnsupportedError as `pack` does.
+    `unpack(shipment, StandIn)` reads it. Raises UnsupportedError like `pack`.
     """
     return _pickled(value, host_too=True)[0]
 
 
 def stood_in(value: Any) -> Any:
-    """Return a copy of a value with `StandIn`s for its tensors. Raises UnsupportedError as `pack` does."""
+    """Return a copy of a value with a `StandIn` for each tensor. Raises UnsupportedError like `pack`."""
     return unpack(described(value), StandIn)
 
 
 def are_mapped(addresses: np.ndarray, is_written: bool = False) -> np.ndarray:
-    """Return, for each address, whether this process may access it; all true if the system does not say."""
+    """True for each address that this process may access; for all if the system has no /proc/self/maps."""
     try:
         lines = [line.split(maxsplit=2)[:2] for line in Path("/proc/self/maps").read_text().splitlines()]
     except OSError:
@@ -328,9 +327,10 @@ def are_mapped(addresses: np.ndarray, is_written: bool = False) -> np.ndarray:
 
 
 class GuardedMemory:
-    """The blocks of a call on a device, aligned as in the call, each between guards.
+    """The blocks of a call on a device, aligned as in the call, with a guard before and after each.
 
-    Guards of different blocks differ, which exposes a kernel that copies from past the end of one to another.
+    Guards of different blocks differ, to expose a kernel that copies beyond the end of one block into
+    another's guard.
     """
 
     def __init__(
@@ -348,11 +348,11 @@ class GuardedMemory:
             region.copy_(content)
 
     def _guards(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield each guard, and its contents unless a kernel wrote to it."""
+        """Yield each guard, and the contents that it has unless a kernel wrote to it."""
         for i, (block, ahead, buffer) in enumerate(self._parts):
-            # Two bytes in turn, of which the lower differs: 16 values with which every float stays NaN. Only
-            # elements of one byte end at an odd one, so that both may differ there.
-            low = self._pattern - i * 7 % 16  # by 7: no guard is the sum of two others
+            # Two alternating bytes; the lower one differs between blocks, in 16 values that leave every float
+            # NaN. A block that ends at an odd byte has elements of one byte, where both bytes may differ.
+            low = self._pattern - i * 7 % 16  # steps of 7, so that no guard is the sum of two others
             both = buffer.new_tensor([low, low if block.size % 2 else self._pattern])
             for start, guard in ((0, buffer[:ahead]), (ahead + block.size, buffer[ahead + block.size :])):
                 yield guard, both.roll(start).repeat(len(guard) // 2 + 1)[: len(guard)]
@@ -368,7 +368,7 @@ class GuardedMemory:
         return whole.set_(buffer.untyped_storage(), start, place.shape, place.strides)
 
     def covered(self, tensors: Iterable[torch.Tensor]) -> list[np.ndarray]:
-        """Return, for each byte of each block, whether it belongs to an element; gaps between rows do not."""
+        """Return a mask of each block, true for bytes of elements and false for gaps between rows."""
         masks = [torch.zeros(block.size, dtype=torch.bool, device="cpu") for block, _, _ in self._parts]
         for tensor in tensors:
             size, at = tensor.itemsize, tensor.data_ptr()
@@ -382,9 +382,9 @@ class GuardedMemory:
     def stray(
         self, addresses: np.ndarray, size: int, is_written: bool, covered: Sequence[np.ndarray], is_free: bool
     ) -> int | None:
-        """Return the first address of elements of `size` bytes that lies outside of the blocks; else None.
+        """Return the first address, of elements of `size` bytes, that is outside the blocks, if any.
 
-        What is written has to be `covered`. If `is_free`, other memory of the process is left alone.
+        A write must be to `covered` bytes. If `is_free`, the kernel may use other memory of the process.
         """
         is_right = np.zeros(addresses.shape, dtype=bool)
         is_near = np.zeros(addresses.shape, dtype=bool)
@@ -403,5 +403,4 @@ class GuardedMemory:
         return int(outside[0]) if outside.size else None
 
     def is_intact(self) -> bool:
-        """True if every guard is unchanged."""
         return all(torch.equal(guard, content) for guard, content in self._guards())

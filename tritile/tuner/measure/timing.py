@@ -1,9 +1,9 @@
 """Time launches on the GPU.
 
-A CUDA graph, or a queue in a stream, runs a launch over copies of its operands that exceed the L2 cache three
-times, so each run finds a cold cache. A neutral kernel runs ahead of each launch, as other kernels do in a
-program: the start of a launch is then not hidden behind the end of one of its own kind. The neutral kernels
-are timed alone too, and their time is subtracted.
+A CUDA graph, or a stream where a launch cannot be captured, runs the launch over copies of its operands that
+together are three times the size of the L2 cache, so every run finds a cold cache. A neutral kernel runs
+ahead of each launch, as other kernels do in a program; back to back, the start of a launch would hide behind
+the end of the one before. The neutral kernels are also timed alone, and their time is subtracted.
 """
 
 import contextlib
@@ -25,18 +25,18 @@ K = TypeVar("K")
 Run = Callable[[Any], object]  # launches a config on one copy of a call
 _WARMUP_MS, _REPEAT_MS = 5, 25  # of `do_bench`
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40  # of a race
-_HOPELESS = 3.0  # times as slow as the fastest, beyond which one replay is enough
+_FAR_BEHIND = 3.0  # slowdown beyond which one replay is enough
 _MAX_COPIES = 400
-_TIED = 1.01  # times as slow as the fastest, up to which noise may explain a difference
-# Least number and seconds of replays of neutral kernels: the first raise the clocks of an idle GPU, and a
-# busy host may slow down all of them for some 10 ms.
+_TIED = 1.01  # slowdown up to which noise may explain the difference
+# Fewest replays of neutral kernels, and for at least so long: the first ones raise the clocks of an idle GPU,
+# and a busy host may slow down all of them for some 10 ms.
 _REPLAYS, _REPLAYS_S = 60, 0.02
 
 
 def do_bench(call: Callable[[], object], quantiles: Sequence[float] = (0.5, 0.2, 0.8)) -> list[float]:
     """Return milliseconds of one `call` on the GPU at these quantiles, the L2 cache flushed before each.
 
-    `tritile.autotune` times by this in the calling process, where it is given no `do_bench`.
+    The default `do_bench` of `tritile.autotune` in the calling process.
     """
     times = triton.testing.do_bench(call, warmup=_WARMUP_MS, rep=_REPEAT_MS, quantiles=list(quantiles))
     return list(times) if isinstance(times, list | tuple) else [times]
@@ -56,35 +56,32 @@ def timing_of(samples: Sequence[float]) -> Timing:
     return Timing(median, (high - low) / median)
 
 
-def copies_wanted(bytes_each: int, l2_bytes: int) -> int:
-    """Return how many copies of operands exceed the L2 cache three times; 400 at most."""
+def copies_for(bytes_each: int, l2_bytes: int) -> int:
+    """Return how many copies of operands are three times the size of the L2 cache; 400 at most."""
     return min(_MAX_COPIES, max(1, math.ceil(3 * l2_bytes / max(1, bytes_each))))
 
 
 @functools.cache
 def _idle(device: int) -> torch.Tensor:
-    """Return the tensor that the neutral kernel works on."""
-    with torch.inference_mode(False):  # else it could be written in inference mode alone
+    """Return the tensor that the neutral kernel updates."""
+    with torch.inference_mode(False):  # else it could only be written in inference mode
         return torch.zeros(1, device=f"cuda:{device}", dtype=torch.float32).add_(1)  # loads the kernel
 
 
 @functools.cache
-def _side(device: int) -> torch.cuda.Stream:
-    """Return the stream for captures on a GPU: one of high priority, which programs seldom use.
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """Return the stream for captures on a GPU, of high priority because programs seldom use those.
 
-    Torch hands out its few streams in turn. Launches of another thread on this stream would be captured too.
+    torch hands out its few streams round robin, and another thread's launches on it would be captured too.
     """
     return torch.cuda.Stream(device, priority=-1)
 
 
 @functools.cache
-def _kept(device: int) -> torch.cuda.CUDAGraph:
-    """Return a graph whose memory pool serves the workspaces of all others: one graph runs at a time.
-
-    A pool lasts as long as one of its graphs.
-    """
+def _pool_graph(device: int) -> torch.cuda.CUDAGraph:
+    """Return a graph that keeps a memory pool alive. All graphs share the pool, as one runs at a time."""
     neutral, graph = _idle(device), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(_side(device)):
+    with torch.cuda.stream(_capture_stream(device)):
         graph.capture_begin(capture_error_mode="thread_local")
         neutral.add_(1)
         graph.capture_end()
@@ -92,9 +89,9 @@ def _kept(device: int) -> torch.cuda.CUDAGraph:
 
 
 class Eager:
-    """Time launches on several calls, one after the other, as often as one likes, without a graph or a wait.
+    """Times launches on several calls, queued one after the other without a graph.
 
-    `before` runs ahead of them, and is not timed.
+    `before` runs ahead of them and is not timed.
     """
 
     def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = lambda: None) -> None:
@@ -108,7 +105,7 @@ class Eager:
     def time_us(self) -> float:
         """Return microseconds of a launch, the mean over all calls.
 
-        Raises TuningError for a time that no launch takes: a broken clock, or less than the neutral kernels.
+        Raises TuningError for an impossible time: not finite, or no more than the neutral kernels take.
         """
         between = self._between_us()
         us = (self._all_us() - between) / self.launches
@@ -135,7 +132,7 @@ def _elapsed_us(work: Callable[[], object]) -> float:
 
 @functools.cache
 def _neutral_us(kind: type[Eager], device: int, count: int) -> float:
-    """Return the least of many times of neutral kernels, as others may use the host and the GPU too."""
+    """Return the least of many times of neutral kernels alone, as others may use the host and GPU too."""
     alone = kind(lambda call: None, range(count))
     until, times = time.monotonic() + _REPLAYS_S, [alone._all_us()]
     while len(times) < _REPLAYS or time.monotonic() < until:
@@ -144,10 +141,10 @@ def _neutral_us(kind: type[Eager], device: int, count: int) -> float:
 
 
 class Graph(Eager):
-    """Time a launch in a CUDA graph that runs it on several calls."""
+    """Times launches on several calls in a CUDA graph."""
 
     def _load(self) -> None:
-        stream = _side(torch.cuda.current_device())
+        stream = _capture_stream(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._run(self._calls[0])  # loads modules and makes workspaces, which a capture may not
@@ -157,7 +154,7 @@ class Graph(Eager):
     def _captured(self) -> torch.cuda.CUDAGraph:
         device = torch.cuda.current_device()
         neutral, graph = _idle(device), torch.cuda.CUDAGraph()
-        stream, pool, collects = _side(device), _kept(device).pool(), gc.isenabled()
+        stream, pool, collects = _capture_stream(device), _pool_graph(device).pool(), gc.isenabled()
         stream.wait_stream(torch.cuda.current_stream())
         gc.disable()  # `torch.cuda.graph` collects instead, which takes a large program a tenth of a second
         try:
@@ -173,7 +170,7 @@ class Graph(Eager):
                     raise
                 graph.capture_end()
         except BaseException:
-            _kept.cache_clear()  # torch may hold its pool to be captured into still
+            _pool_graph.cache_clear()  # torch may think that a capture into its pool is still under way
             raise
         finally:
             if collects:
@@ -202,32 +199,32 @@ def graph_of(run: Run, calls: Sequence[Any], before: Callable[[], object] = lamb
 
 
 def screen_us(timer: Eager, fastest_us: float = math.inf) -> Timing:
-    """Time a few replays, fewer of long ones, and one where it is hopelessly behind the fastest."""
+    """Time a few replays, fewer of long ones, and only one if it is far behind the fastest."""
     first = timer.time_us()
-    if first > _HOPELESS * fastest_us:
+    if first > _FAR_BEHIND * fastest_us:
         return Timing(first, 0.0)
     repeats = 2 if first * timer.launches > 20_000 else 4
     return timing_of([timer.time_us() for _ in range(repeats)])
 
 
 def in_turns(timers: Mapping[K, Eager], rounds: int) -> dict[K, list[float]]:
-    """Return each timer's microseconds, in turns A B A B ..., so that clocks and heat affect all alike."""
-    samples: dict[K, list[float]] = {key: [] for key in timers}
+    """Return each timer's microseconds, interleaved A B A B ..., so that clocks and heat affect all alike."""
+    samples: dict[K, list[float]] = {name: [] for name in timers}
     for _ in range(rounds):
-        for key, timer in timers.items():
-            samples[key].append(timer.time_us())
+        for name, timer in timers.items():
+            samples[name].append(timer.time_us())
     return samples
 
 
 def interleaved(timers: Sequence[Eager], budget_ms: float = 60.0) -> list[list[float]]:
-    """Time in turns, as many rounds as fit the budget by a first one, which is dropped."""
+    """Time interleaved, in as many rounds as fit the budget judging by a first one, which is dropped."""
     once_ms = sum(timer.time_us() * timer.launches for timer in timers) / 1e3
     rounds = max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(budget_ms / max(once_ms, 1e-3))))
     return list(in_turns(dict(enumerate(timers)), rounds).values())
 
 
 def slower(a: Sequence[float], b: Sequence[float]) -> bool:
-    """True if b is slower than a by over two standard errors, of times that were taken in turns."""
+    """True if b is slower than a by more than two standard errors, of interleaved times."""
     ratios = [math.log(y / x) for x, y in zip(a, b, strict=True)]
     if len(ratios) < 2:
         return ratios[0] > 0
@@ -236,10 +233,10 @@ def slower(a: Sequence[float], b: Sequence[float]) -> bool:
 
 
 def rank_raced(samples: Mapping[Config, Sequence[float]], incumbent: Config | None = None) -> list[Config]:
-    """Order raced configs, the best first; `samples` are times that were taken in turns.
+    """Order raced configs, the best first; `samples` are interleaved times.
 
-    The incumbent stays first unless another config is faster beyond the noise. Ties with the fastest break by
-    the config's key, so that a repeated race chooses the same.
+    The incumbent stays first unless another config is faster beyond the noise. Ties with the fastest are
+    broken by `Config.key`, so that a repeated race has the same winner.
     """
     middle = {config: statistics.median(times) for config, times in samples.items()}
     order = sorted(samples, key=lambda config: (middle[config], config.key))

@@ -1,9 +1,11 @@
 """Worker processes: several that compile, and one that measures. Any of them may hang, crash or be killed.
 
-A caller starts one server: a program that has imported torch and touches no GPU. The server forks a worker in
-milliseconds, hands it one request at a time, and kills it when a request takes too long. The server is not
-started by `multiprocessing`, which would run a script without `if __name__ == "__main__"` again, and starts
-nothing in a daemonic process. All processes exit with the caller, even if it is killed.
+The caller starts a fork server, which imports torch and touches no GPU. The server forks workers, in
+milliseconds each, hands every worker one request at a time, and kills it if a request takes too long. All
+processes exit with the caller, even if that is killed.
+
+`multiprocessing` cannot start the server: it would run a script without `if __name__ == "__main__"` a second
+time, and it refuses to start anything in a daemonic process.
 """
 
 import contextlib
@@ -37,15 +39,15 @@ from tritile.tuner.measure import benchmark
 from tritile.tuner.measure.benchmark import ScreenResult, Tunable
 
 COMPILE_LIMIT_S = 120.0
-_START_S: Final = 120.0  # for importing torch on a busy machine
-_BEGIN_S: Final = 300.0  # for making operands and starting the GPU
+_START_S: Final = 120.0  # to import torch on a busy machine
+_BEGIN_S: Final = 300.0  # to initialize the GPU and make operands
 _RACE_S: Final = 120.0
-_GRACE_S: Final = 1.0  # for a process that is to end, before it is killed
-_IDLE_S: Final = 30.0  # without a user, after which a shared runner ends its processes
-_MAX_COMPILERS: Final = 16  # processes that compile, each with its own copy of torch
-_NICENESS: Final = 10  # of compiling processes: the measuring one, and the caller, go first
-_MAX_REQUESTS: Final = 256  # per compiling process: Triton keeps each kernel in memory, about a MB
-_MAX_SCREENED: Final = 2000  # configs per measuring process, which keeps each kernel in memory
+_GRACE_S: Final = 1.0  # to let a process end by itself
+_IDLE_S: Final = 30.0  # until an unused shared runner ends its processes
+_MAX_COMPILERS: Final = 16  # compiling processes, each with its own copy of torch
+_NICENESS: Final = 10  # of compiling processes: the measuring one and the caller go first
+_MAX_REQUESTS: Final = 256  # per compiling process, as Triton keeps every kernel, about a MB, in memory
+_MAX_SCREENED: Final = 2000  # configs per measuring process, for the same reason
 _RETRIES: Final = 2  # of a request whose process was killed from outside
 _MAX_ANSWER: Final = 1 << 28  # bytes
 _PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
@@ -57,7 +59,7 @@ _PROGRAM: Final = (
 
 
 class WorkerError(TuningError):
-    """A request failed in a worker. `retryable`: something other than the request killed the worker."""
+    """A request failed in a worker. `retryable`: the worker was killed, and not by the request."""
 
     def __init__(self, text: str, retryable: bool = False) -> None:
         super().__init__(text)
@@ -68,29 +70,28 @@ class WorkerError(TuningError):
 class _Request:
     urgency: float
     number: int
-    measures: bool  # in the one worker that measures, which keeps operands between requests
+    measures: bool  # for the measuring worker, which keeps operands between requests
     limit_s: float
-    retries: int  # left, for failures that are not its own
-    work: bytes  # a function and its arguments
+    retries: int  # left
+    work: bytes  # pickled: a function and its arguments
 
 
-_Outcome = bytes | TuningError  # what the function returned, or what is raised
+_Outcome = bytes | TuningError  # the function's pickled result, or the error to raise
 
 
 def processes_for(sharers: int = 1) -> int:
-    """Return the number of compiling processes for each of `sharers` tuners on this machine."""
+    """Return how many compiling processes each of `sharers` tuners on this machine may have."""
     return max(1, min(_MAX_COMPILERS, (os.cpu_count() or 1) // sharers))
 
 
 def _work(connection: Connection, inherited: Sequence[Connection], stderr: int, nice: bool) -> NoReturn:
-    """Worker loop: answer requests with an outcome and whether the GPU is lost, until the server exits."""
+    """Worker loop: answer requests with the outcome and whether the GPU is lost, until the server exits."""
     with contextlib.suppress(OSError, AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(
-            _PR_SET_PDEATHSIG, signal.SIGKILL
-        )  # when the server exits, even in the middle of a call
-    for other in inherited:  # a config may write to any file descriptor that is open
+        # Die with the server, even in the middle of a call.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for other in inherited:  # a config might write to any open file descriptor
         other.close()
-    os.setpgid(0, 0)  # so that its children, such as a hanging assembler, are killed with it
+    os.setpgid(0, 0)  # a group, so that children such as a hanging assembler are killed with it
     os.dup2(stderr, 2)
     if nice:
         os.nice(_NICENESS)
@@ -100,7 +101,7 @@ def _work(connection: Connection, inherited: Sequence[Connection], stderr: int, 
             function, arguments = pickle.loads(connection.recv_bytes())
             outcome, is_lost = cloudpickle.dumps(function(*arguments)), False
         except (EOFError, ConnectionError):
-            os._exit(0)  # without waiting for a GPU that may not answer
+            os._exit(0)  # an ordinary exit waits for the GPU, which may not answer
         except Exception as error:
             text = str(error) if isinstance(error, TritileError) else brief(error)
             outcome, is_lost = WorkerError(text), _gpu_is_lost()
@@ -111,11 +112,11 @@ def _work(connection: Connection, inherited: Sequence[Connection], stderr: int, 
 
 
 def _gpu_is_lost() -> bool:
-    """True if this process's GPU no longer answers, as after an illegal memory access."""
+    """True if the GPU context of this process is broken, as after an illegal memory access."""
     try:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-    except Exception:  # whatever the error is, this process cannot measure any more
+    except Exception:  # whatever it is, this process cannot measure any more
         return True
     return False
 
@@ -128,7 +129,7 @@ class _Worker:
         self.measures, self.served = measures, 0
         self.request: _Request | None = None
         self.deadline = math.inf
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - its last line says why the process died
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - the last line says why the process died
         arguments = theirs, [self.connection, *inherited], self._stderr.fileno(), not measures
         self._process = multiprocessing.get_context("fork").Process(target=_work, args=arguments)
         self._process.start()
@@ -137,14 +138,14 @@ class _Worker:
     def begin(self, request: _Request) -> None:
         self.request, self.deadline = request, time.monotonic() + request.limit_s
         self.served += 1
-        with contextlib.suppress(ConnectionError):  # it died while it was idle: `outcome` finds that
+        with contextlib.suppress(ConnectionError):  # it died while idle, as `outcome` will find
             self.connection.send_bytes(request.work)
 
     def is_late(self) -> bool:
         return time.monotonic() >= self.deadline
 
     def outcome(self) -> _Outcome:
-        """Read the outcome; end a process that died, is exhausted or lost its GPU."""
+        """Read the outcome. End the process if it died, lost its GPU or has served its share of requests."""
         self.request, self.deadline = None, math.inf
         outcome: _Outcome
         try:
@@ -156,9 +157,9 @@ class _Worker:
             self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 4096))
             lines = self._stderr.read().decode(errors="replace").split("\n")
             last = next((f": {line.strip()[:120]}" for line in reversed(lines) if line.strip()), "")
-            # No request kills its own process with SIGKILL: the system, or a user, did.
+            # No request kills its own process with SIGKILL: the system did, or a user.
             return WorkerError(f"the process died: {reason}{last}", code in (None, -signal.SIGKILL))
-        except Exception as error:  # a length that no outcome has, or whatever unpickling raises
+        except Exception as error:  # an impossible length, or whatever unpickling raises
             outcome, is_lost = WorkerError(f"garbled: its answer cannot be read: {brief(error)}"), True
         if is_lost or (self.served >= _MAX_REQUESTS and not self.measures):
             self.end()
@@ -169,16 +170,16 @@ class _Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)
         self._process.kill()  # it may not have a group of its own yet
-        self._process.join(_GRACE_S)  # not for long: a driver may hold it
+        self._process.join(_GRACE_S)  # not for long: it may be stuck in the driver
         return self._process.exitcode
 
 
 def serve(caller: Connection, compilers: int) -> NoReturn:
     """Server loop: hand the caller's requests to workers, the most urgent first, until the caller exits.
 
-    The caller sends requests, the numbers of cancelled ones, and None to stop.
+    The caller sends requests, the numbers of cancelled requests, and None to stop.
     """
-    read_own_files()  # hundreds of megabytes: once, before any fork
+    read_own_files()  # Triton hashes hundreds of megabytes: once, before any fork
     waiting: dict[bool, list[_Request]] = {True: [], False: []}  # by `measures`
     workers: list[_Worker] = []
     caller.send(None)  # ready
@@ -227,8 +228,8 @@ def serve(caller: Connection, compilers: int) -> NoReturn:
 class WorkerPool:
     """A pool of processes: several that compile, and one that measures.
 
-    A request that crashes its process, or takes too long, fails alone. Functions are sent by name if they can
-    be imported, else whole.
+    A request that crashes its process or takes too long fails alone. Functions are sent by name if they can
+    be imported, else by value.
     """
 
     def __init__(self, compilers: int | None = None) -> None:
@@ -247,8 +248,8 @@ class WorkerPool:
     ) -> Future[Any]:  # fmt: skip
         """Call a function in a compiling process; requests with a lower `urgency` go first.
 
-        The future raises WorkerError if the call fails, TuningError if no process can be started. Cancelling
-        it kills the process that works on the request.
+        The future raises WorkerError if the call fails, and TuningError if no process can be started.
+        Cancelling it kills the process that runs the request.
         """
         future, number = Future[Any](), next(self._numbers)
         work = cloudpickle.dumps((function, arguments))
@@ -259,12 +260,12 @@ class WorkerPool:
     def measure(
         self, function: Callable[..., Any], *arguments: Any, limit_s: float = _RACE_S, retries: int = 0
     ) -> Any:
-        """Return the result of a function in the measuring process. Raises what futures of `submit` raise."""
+        """Return the result of a function in the measuring process. Raises like a future of `submit`."""
         future = self.submit(function, *arguments, limit_s=limit_s, retries=retries, measures=True)
         try:
             return future.result()
         finally:
-            future.cancel()  # after Ctrl-C, say
+            future.cancel()  # if Ctrl-C interrupted the wait
 
     def start(self) -> None:
         """Start the server, which takes seconds, unless it is running. Raises TuningError if that fails."""
@@ -283,13 +284,13 @@ class WorkerPool:
     def _started(self, theirs: Connection) -> Any:
         number, path = theirs.fileno(), json.dumps([str(folder) for folder in sys.path])
         return subprocess.Popen(
-            # -P: else a json.py of the folder it runs in would be imported before sys.path is set.
+            # -P: else a json.py in the current folder would be imported before sys.path is set.
             [sys.executable, "-P", "-c", _PROGRAM, str(number), str(self._compilers), path],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # a refusal of the assembler prints the whole assembly
+            stdout=subprocess.DEVNULL,  # where Triton prints the assembly if ptxas fails
             pass_fds=(number,),
-            process_group=0,  # signals to all of a terminal's, or a job's, processes are the caller's
-            # The last line on stderr says why a process died, so nothing is logged there. Nor adopted.
+            process_group=0,  # a terminal's signals go to the caller alone
+            # No log: the last line on stderr is to say why a process died. No adoption of kernels either.
             env={n: v for n, v in os.environ.items() if not n.startswith(("TRITILE_LOG", "TRITILE_ADOPT"))},
         )
 
@@ -303,7 +304,7 @@ class WorkerPool:
             self._send(request)
 
     def _send(self, message: _Request | int | None) -> None:
-        with self._lock, contextlib.suppress(OSError):  # of a server that ended: `_read` finds that
+        with self._lock, contextlib.suppress(OSError):  # the server ended, as `_read` will find
             if self._connection is not None:
                 self._connection.send(message)
 
@@ -312,12 +313,12 @@ class WorkerPool:
             self._send(number)
 
     def _read(self, server: Any, connection: Connection) -> None:
-        """Resolve futures until the server exits; then fail the pending ones."""
+        """Resolve futures until the server exits, then fail the pending ones."""
         failure = TuningError("no process can be started: the first one ended")
         with contextlib.suppress(EOFError, OSError):
             if connection.poll(_START_S):
                 connection.recv()
-                failure = WorkerError("the process died, and the one that forks", retryable=True)
+                failure = WorkerError("the process died, and the fork server too", retryable=True)
                 while True:
                     self._resolve(*connection.recv())
         server.kill()
@@ -329,14 +330,14 @@ class WorkerPool:
             self._resolve(number, failure)
 
     def _resolve(self, number: int, outcome: _Outcome) -> None:
-        """Give a future its outcome, or send a request again that was not at fault."""
+        """Set the outcome of a future, or send the request again if it was not at fault."""
         future, request = self._pending.pop(number, (None, None))
         if future is None or request is None or future.cancelled():
             return
         is_retryable = isinstance(outcome, WorkerError) and outcome.retryable
         if is_retryable and request.retries and not self._is_closed:
             self._request(future, replace(request, retries=request.retries - 1))
-            return self._drop(number) if future.cancelled() else None  # meanwhile
+            return self._drop(number) if future.cancelled() else None  # in the meantime
         if not future.set_running_or_notify_cancel():
             return
         if isinstance(outcome, TuningError):
@@ -370,8 +371,8 @@ class WorkerPool:
 class PoolRunner(WorkerPool):
     """The `Runner` that compiles and measures in processes of its own.
 
-    `gpu` is the index of the GPU; None if tunables need none. A config that hangs for `limit_s` seconds, or
-    crashes its process, fails alone. Tunables are compiled in the order in which they came.
+    `gpu` is the index of the GPU; None if tunables need none. A config that hangs for `limit_s` seconds or
+    crashes its process fails alone. Tunables compile in order of arrival.
     """
 
     max_resident = 2
@@ -382,10 +383,10 @@ class PoolRunner(WorkerPool):
     ) -> None:  # fmt: skip
         super().__init__(jobs)
         self._gpu, self._limit_s, self._compile_s = gpu, limit_s, compile_s
-        self._tunables: dict[Tunable, int] = {}  # and their numbers, in the order in which they came
+        self._tunables: dict[Tunable, int] = {}  # numbered in order of arrival
         self._tunable_numbers = itertools.count()
         self._screened = 0  # configs, in the current measuring process
-        with contextlib.suppress(TuningError):  # every request raises it again
+        with contextlib.suppress(TuningError):  # requests raise it again
             self.start()
 
     def _number(self, tunable: Tunable) -> int:
@@ -394,10 +395,10 @@ class PoolRunner(WorkerPool):
         return self._tunables[tunable]
 
     def compile(self, tunable: Tunable, config: Config, for_check: bool = False) -> Future[None]:
-        """Start compiling a config, or, `for_check`, the other kernels that its check runs.
+        """Start compiling a config or, `for_check`, the other kernels that its check runs.
 
-        The future raises WorkerError if the compiler refuses, crashes or hangs, TuningError if no process can
-        be started.
+        The future raises WorkerError if the compiler fails, crashes or hangs, and TuningError if no process
+        can be started.
         """
         work = tunable.compile_check if for_check else tunable.compile
         return self.submit(work, config, urgency=self._number(tunable), limit_s=self._compile_s)
@@ -421,9 +422,9 @@ class PoolRunner(WorkerPool):
         return self._call(tunable, "check", config)
 
     def _call(self, tunable: Tunable, method: str, *arguments: Any, limit_s: float = _RACE_S) -> Any:
-        """Call a method of the tunable's `Benchmark` in the measuring process; begin it there if that is new.
+        """Call a method of the tunable's `Benchmark`, which is made first if the measuring process is new.
 
-        Raises WorkerError if the call fails, and TuningError if the tunable cannot be begun, for which the
+        Raises WorkerError if the call fails, and TuningError if the benchmark cannot be made, for which the
         config is not to blame.
         """
         retries = _RETRIES
@@ -440,7 +441,6 @@ class PoolRunner(WorkerPool):
             self.begin(tunable)
 
     def end(self, tunable: Tunable) -> None:
-        """Free the operands."""
         number, is_exhausted = self._tunables.pop(tunable, None), self._screened > _MAX_SCREENED
         if number is not None:
             with contextlib.suppress(TuningError):
@@ -451,7 +451,7 @@ class PoolRunner(WorkerPool):
 
 @dataclass
 class _SharedRunner:
-    """The runner of one GPU, its lock, and the timer that closes it once it is idle."""
+    """The runner of one GPU, its lock, and the timer that closes it when idle."""
 
     lock: Any = field(default_factory=threading.RLock)
     runner: PoolRunner | None = None
@@ -463,7 +463,7 @@ _runners: dict[int, _SharedRunner] = {}  # by GPU; `setdefault` of a dictionary 
 
 @contextlib.contextmanager
 def shared_runner(gpu: int) -> Iterator[PoolRunner]:
-    """Give one thread at a time this process's runner for a GPU; it is closed after half a minute idle.
+    """Yield this process's runner for a GPU, to one thread at a time; it is closed after half a minute idle.
 
     Runners of different GPUs work in parallel.
     """

@@ -1,8 +1,8 @@
 """Adopt the kernels of a Python whose PYTHONPATH begins with this folder: `tritile run` puts it there.
 
-Every Python of a command runs this file as it starts, also one that has no tritile, or is of another version.
-So it is one that any Python 3 reads, imports nothing, and does nothing until Triton's autotuner is imported.
-`tritile` itself imports it where TRITILE_ADOPT is set.
+Every Python that a command starts runs this file first, even one of another version or without tritile. So it
+parses on any Python 3, imports nothing, and does nothing until Triton's autotuner is imported. `tritile`
+itself imports it if TRITILE_ADOPT is set.
 """
 
 import os  # which every Python has imported by now
@@ -12,16 +12,16 @@ _NAME = "triton.runtime.autotuner"
 
 
 def _adopt(module):
-    """Adopt what the environment names, of a module that has just been imported."""
+    """Adopt what the environment requests; `module` is Triton's autotuner, just imported."""
     from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
     name = "tritile.tuner.adoption"
     tuner = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     package = find_spec("tritile")
-    wanted = os.path.join(os.path.dirname(tuner), "__init__.py")
-    if package is None or os.path.realpath(package.origin or "") != os.path.realpath(wanted):
-        return  # there is no tritile, or another one
-    if name not in sys.modules:  # by its file: the package would take torch, where no kernel may ever run
+    ours = os.path.join(os.path.dirname(tuner), "__init__.py")
+    if package is None or os.path.realpath(package.origin or "") != os.path.realpath(ours):
+        return  # tritile is not installed, or another copy is
+    if name not in sys.modules:  # by its file: the package imports torch, and no kernel may ever run
         spec = spec_from_file_location(name, os.path.join(tuner, "adoption.py"))
         adoption = module_from_spec(spec)
         sys.modules[name] = adoption
@@ -69,7 +69,7 @@ class _Finder:
 
 
 def _chain():
-    """Run the sitecustomize behind this one on the path; one ahead of it has run, and chains."""
+    """Run the next sitecustomize on the path. One ahead of this has run already, and chained to it."""
     from _frozen_importlib import module_from_spec  # importlib itself takes a millisecond to import
     from _frozen_importlib_external import PathFinder
 
@@ -83,7 +83,7 @@ def _chain():
         spec.loader.exec_module(module)
 
 
-if not hasattr(sys, "_tritile_adopts"):  # another sitecustomize may chain, too, and come back here
+if not hasattr(sys, "_tritile_adopts"):  # another sitecustomize may chain too, and come back here
     sys._tritile_adopts = True
     if os.environ.get("TRITILE_ADOPT", "").lower() not in ("", "0", "false", "off", "no"):
         for _path in ("TRITILE_ADOPT_FILE", "TRITILE_ADOPT_TABLE"):

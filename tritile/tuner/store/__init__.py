@@ -1,1 +1,1 @@
-"""What was measured: trials in a file for each GPU model, and tables that ship beside kernels."""
+"""What was measured: trials, in a file per GPU model, and tables that ship with kernels."""

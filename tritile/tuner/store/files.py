@@ -1,7 +1,4 @@
-"""Read, check and write the files of stores and tables.
-
-A file may be damaged, forged, or of another version.
-"""
+"""Read, check and write files of stores and tables, which may be damaged, forged or of another version."""
 
 import contextlib
 import functools
@@ -25,7 +22,7 @@ T = TypeVar("T")
 
 
 def state_of(file: Path | Traversable) -> tuple[int, ...]:
-    """Return what differs once a file has changed or another took its place, () without a file."""
+    """Return values that change when the file is edited or replaced; () without a file."""
     try:
         facts = (file if isinstance(file, Path) else Path(str(file))).stat()
     except (OSError, ValueError):
@@ -34,10 +31,10 @@ def state_of(file: Path | Traversable) -> tuple[int, ...]:
 
 
 def opened(read: Callable[[Any], T], file: Path | Traversable, unusable: str | None = None) -> T | None:
-    """Return what `read(file)` gives, read once for each state of the file.
+    """Return `read(file)`, which is called once for each state of the file.
 
-    Where it raises InvalidValueError and `unusable` is given, a StoreWarning that begins with that is issued,
-    once, and None is returned.
+    If it raises InvalidValueError and `unusable` is not None, issue one StoreWarning that begins with
+    `unusable`, and return None.
     """
     found: T | None = _opened(read, cast(Hashable, file), unusable, state_of(file))
     return found
@@ -55,7 +52,7 @@ def _opened(read: Callable[[Any], Any], file: Any, unusable: str | None, state: 
 
 
 def read_json(file: Path | Traversable, most: int) -> Any:
-    """Return what a JSON file of at most `most` bytes holds. Raises FileError for any other file."""
+    """Return the contents of a JSON file of at most `most` bytes. Raises FileError for any other file."""
     try:
         if not file.is_file():  # a pipe or a device may have no end
             raise FileError(f"{file} does not exist, or is not a regular file")
@@ -72,7 +69,7 @@ def read_json(file: Path | Traversable, most: int) -> Any:
 
 
 def write_whole(path: Path, data: str | bytes) -> None:
-    """Write a file so that readers see the old content or the new one. Raises OSError."""
+    """Write a file atomically: readers see the old content or the new. Raises OSError."""
     partial = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.tmp")
     try:
         with partial.open("wb") as file:
@@ -100,20 +97,17 @@ def _read(kind: str, source: Any, from_dict: Callable[[Any], T], key_of: Callabl
 
 
 def problem_from(source: Any) -> Problem:
-    """Return the problem of a dictionary, or of a key, which has one spelling.
-
-    Raises InvalidValueError for anything else.
-    """
+    """Return the problem of a dictionary or of a canonical key. Raises InvalidValueError otherwise."""
     return _read("problem", source, problem_from_dict, problem_key)
 
 
 def config_from(source: Any) -> Config:
-    """Return the config of a dictionary, or of a key, as `problem_from` does."""
+    """Return the config of a dictionary or of a canonical key. Raises InvalidValueError otherwise."""
     return _read("config", source, Config.from_dict, attrgetter("key"))
 
 
 def number_from(value: Any, low: float, high: float, whole: bool = False) -> Any:
-    """Return a number from low to high, or None, as it is. Raises InvalidValueError for anything else."""
+    """Return the value if it is a number from low to high, or None. Raises InvalidValueError otherwise."""
     kind = int if whole else (int, float)
     if value is not None and (
         isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high
@@ -123,21 +117,21 @@ def number_from(value: Any, low: float, high: float, whole: bool = False) -> Any
 
 
 def numbers_from(what: str, values: Any, count: int, low: float, high: float) -> tuple[float, ...]:
-    """Return a list of `count` numbers from low to high. Raises InvalidValueError for anything else."""
+    """Return a list of `count` numbers from low to high. Raises InvalidValueError otherwise."""
     if not isinstance(values, list) or len(values) != count or None in values:
         raise InvalidValueError(f"{str(values)[:80]!r}: expected {count} {what}")
     return tuple(float(number_from(value, low, high)) for value in values)
 
 
 def rows_from(what: str, rows: Any, count: int, length: int, most: float) -> tuple[tuple[float, ...], ...]:
-    """Return `count` lists of `length` numbers. Raises InvalidValueError for anything else."""
+    """Return `count` lists of `length` numbers. Raises InvalidValueError otherwise."""
     if not isinstance(rows, list) or len(rows) != count:
         raise InvalidValueError(f"{what}: expected {count} rows of numbers")
     return tuple(numbers_from(f"numbers of {what}", row, length, -most, most) for row in rows)
 
 
 def sifted(items: Iterable[Any], make: Callable[[Any], T]) -> tuple[list[T], list[str]]:
-    """Return what `make` makes of each item, and why it refused others with InvalidValueError."""
+    """Return `make(item)` of each item, and the reasons for which it refused the others."""
     good, reasons = list[T](), list[str]()
     for item in items:
         try:

@@ -1,10 +1,10 @@
-"""Winners of decorated kernels as a JSON file that a library ships beside its kernels: `KernelTable`.
+"""Winners of decorated kernels, as a JSON file that a library ships with its kernels: `KernelTable`.
 
-`tritile export --kernel` writes it; `tritile.autotune(table=...)` and `TRITILE_TABLE` name it. One file holds
+`tritile export --kernel` writes it; `tritile.autotune(table=...)` and `TRITILE_TABLE` name it. One file has
 any number of kernels and GPU models. An entry counts for the GPU model and the digest of the kernel's source
-that it was measured with.
+with which it was measured.
 
-A file must never break a call: whatever is wrong with it, or with an entry, is left out with a StoreWarning.
+A file must never break a call: a bad file or entry is skipped, with a StoreWarning.
 """
 
 import json
@@ -35,16 +35,16 @@ from tritile.tuner.store.trial import Trial
 
 _KIND: Final = "tritile kernels"
 FORMAT: Final = f"{_KIND} 1"
-_OPERATIONS: Final = rb'"format":\s*\d'  # begins a table of tritile's own operations
+_OPERATIONS: Final = rb'"format":\s*\d'  # the beginning of a table of tritile's own operations
 MAX_BYTES: Final = 16 << 20  # some 40,000 problems
-_MAX_SIZE: Final = 2**64  # beyond what a kernel takes; ratios of sizes are to be finite
+_MAX_SIZE: Final = 2**64  # more than a kernel can take; ratios of sizes stay finite
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Hold the best config of one problem and its median time in microseconds, None where it is not known.
+    """The best config of one problem and its median time in microseconds, if measured.
 
-    `torch_us` is torch's time, measured in turn with it; None where it was not.
+    `torch_us` is torch's time in the same interleaved measurement; None if there was none.
     """
 
     problem: Problem
@@ -56,15 +56,14 @@ class Entry:
 def entry_from(data: Any) -> Entry:
     """Return the entry of a dictionary. Raises InvalidValueError for anything else."""
     if not isinstance(data, dict) or set(data) | {"torch_us"} != {"problem", "config", "us", "torch_us"}:
-        raise InvalidValueError(
-            f"{str(data)[:80]!r} is not an entry: expected problem, config, us and torch_us"
-        )
+        expected = "expected problem, config, us and torch_us"
+        raise InvalidValueError(f"{str(data)[:80]!r} is not an entry: {expected}")
     times = (number_from(data.get(name), math.ulp(0.0), MAX_US) for name in ("us", "torch_us"))
     return Entry(problem_from(data["problem"]), config_from(data["config"]), *times)
 
 
 def kernel_problem(text: str) -> KernelProblem | None:
-    """Return the problem of a key; None for text that is none of a decorated kernel's."""
+    """Return a decorated kernel's problem from its key; None for any other text."""
     try:
         found = problem_from(text)
     except InvalidValueError:
@@ -83,7 +82,7 @@ def _winner(item: tuple[str, Any]) -> tuple[str, Entry]:
 
 
 class KernelTable:
-    """Hold winners by GPU model ("NVIDIA H200 90"), digest of the kernel, and the problem's key."""
+    """Winners by GPU model ("NVIDIA H200 90"), the kernel's digest and the problem's key."""
 
     def __init__(self, path: Path, entries: dict[str, dict[str, dict[str, Any]]]) -> None:
         self.path = path
@@ -91,9 +90,9 @@ class KernelTable:
         self._winners: dict[tuple[str, str], dict[str, Entry]] = {}
 
     def winners(self, device: Device, digest: str) -> Mapping[str, Entry]:
-        """Return the winners of a kernel on a GPU, by the problem's key.
+        """Return the winners of a kernel on a GPU, by problem key.
 
-        Entries are checked when a kernel first asks for its own; one StoreWarning reports those left out.
+        A kernel's entries are checked at its first look-up; one StoreWarning reports those skipped.
         """
         model = f"{device.name} {device.arch}"
         found = self._winners.get((model, digest))
@@ -118,9 +117,9 @@ class KernelTable:
         return len(new)
 
     def write(self) -> None:
-        """Write the file, whole or not at all: equal tables give equal bytes.
+        """Write the file atomically; equal tables have equal bytes.
 
-        Raises InvalidValueError for more than `read` takes, and OSError.
+        Raises InvalidValueError for a file that `read` would refuse as too large, and OSError.
         """
         text = json.dumps({"format": FORMAT, "gpus": self.entries}, indent=0, sort_keys=True) + "\n"
         if len(text) > MAX_BYTES:
@@ -130,7 +129,7 @@ class KernelTable:
 
 
 def read(path: Path) -> KernelTable:
-    """Return the table of a file. Raises FileError where it cannot be read, or is anything else."""
+    """Return the table in a file. Raises FileError if it cannot be read or is no such table."""
     try:
         data = read_json(path, MAX_BYTES)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -151,7 +150,7 @@ def _is_nested(value: Any, depth: int) -> bool:
 
 
 def kernel_tables(path: Path | None) -> list[KernelTable]:
-    """Return the tables that serve a kernel: `TRITILE_TABLE`, unless it is one of operations, and `path`."""
+    """Return a kernel's tables: `TRITILE_TABLE`, unless that is of tritile's own operations, and `path`."""
     pinned = table_path()
     paths = [None if pinned is None or _begins(pinned, _OPERATIONS) else pinned, path]
     found = (opened(read, each, "") for each in paths if each is not None)
@@ -159,12 +158,12 @@ def kernel_tables(path: Path | None) -> list[KernelTable]:
 
 
 def is_kernel_table(path: Path) -> bool:
-    """True for a file of decorated kernels, False for a table of tritile's own operations, or no file."""
+    """True for a table of decorated kernels; False for one of tritile's own operations, or without a file."""
     return _begins(path, _KIND.encode())
 
 
 def _begins(path: Path, pattern: bytes) -> bool:
-    """True for a file in whose first bytes a pattern is found, False where there is no file."""
+    """True if the first bytes of a file match a pattern; False without a file."""
     try:
         if not path.is_file():
             return False

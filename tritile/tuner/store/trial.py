@@ -13,13 +13,13 @@ import torch
 from tritile.core.config import Config
 from tritile.core.problem import Problem
 
-# The digest under which torch's own time of a problem is remembered, with the config `aten.CONFIG`.
 _PAUSE_S: Final = 60.0  # between trials of one tuning, at most
+# The digest under which torch's own time of a problem is stored, with the config `aten.CONFIG`.
 TORCH: Final = f"torch {torch.__version__}"
-# Failures of the machine, as C libraries, drivers and tritile's workers word them. What a compiler or driver
-# refuses (a launch that does not fit, machine code of another GPU), and a wrong answer, are the config's own.
-# A fault in a kernel is not: after it every call in the process fails with the same text, and nothing says
-# which config caused it.
+# Failures to be tried again, as C libraries, drivers and tritile's workers word them. A wrong answer and what
+# a compiler or driver refuses (a launch that does not fit, machine code of another GPU) are the config's
+# fault. A fault in a kernel is among these: every later call in the process fails with the same text, so
+# nothing says which config caused it.
 _TRANSIENT: Final = re.compile(
     "|".join(
         (
@@ -51,12 +51,15 @@ _TRANSIENT: Final = re.compile(
 
 @dataclass(frozen=True)
 class Trial:
-    """Hold what was measured of one config on one problem, or why it failed.
+    """What was measured of one config on one problem, or why it failed.
 
     - `us`: the median time in microseconds.
-    - `spread`: the distance of the 20th and the 80th percentile over the median.
-    - `registers`: per thread; `spills` and `shared` (memory) in bytes.
-    - `error`: the relative norm of the difference to a reference, None if the answer was not checked.
+    - `spread`: the distance between the 20th and 80th percentiles, divided by the median.
+    - `registers`: per thread; `spills` and `shared` memory in bytes.
+    - `error`: None if the answer was not checked, else its relative error as the kind of kernel defines it:
+      for tritile's own operations |out - right| / |right| (Euclidean norms, `tune.subject.answers.error_of`),
+      for decorated kernels the largest over elements (`measure.outputs.error_of`). Compare it only between
+      configs of one problem.
     - `failure`: a short line, None if nothing failed.
     """
 
@@ -73,7 +76,7 @@ class Trial:
 
     @property
     def time(self) -> float:
-        """Microseconds, infinite if it failed or was not timed."""
+        """Microseconds; infinite if the config failed or was not timed."""
         return self.us if self.us and self.us > 0 and self.failure is None else math.inf
 
     @property
@@ -91,14 +94,14 @@ class Trial:
 
 
 def is_final_failure(failure: str) -> bool:
-    """True for a failure that is the config's own, False for the machine's: no memory, a hang, a lost GPU."""
+    """True if the config is at fault, False if the machine is: no memory, a hang, a lost GPU."""
     return _TRANSIENT.search(failure) is None
 
 
 def rank(trial: Trial) -> tuple[bool, bool, float, str]:
-    """Return a key that sorts the trials of a problem, the best first.
+    """Return a sort key that puts the best trial of a problem first.
 
-    A checked answer goes first: its time was also measured more carefully.
+    A checked answer goes first: its time was measured more carefully, too.
     """
     return not trial.works, trial.error is None, trial.us or 0.0, trial.config.key
 

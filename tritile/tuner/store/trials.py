@@ -1,10 +1,10 @@
-"""Remember trials that this user measured: one SQLite file per GPU model, shared by every process.
+"""The trials that this user measured: one SQLite file per GPU model, shared by all processes.
 
-A trial is remembered under a key of three parts: its environment (the GPU, the versions of Triton and its
-assembler, the kernel's digest), its problem and its config. A trial of the same key replaces it.
+A trial is identified by its environment (the GPU, the versions of Triton and its assembler, the kernel's
+digest), its problem and its config. A new trial of the same three replaces the old one.
 
-Remembering must never break a call. Whatever is wrong with the file, the disk or a row, the store warns with
-`StoreWarning` and goes on with what is left. Each value that is read back passes the checks of any input.
+The store must never break a call. Whatever is wrong with the file, the disk or a row, it warns with
+`StoreWarning` and continues with what is left. Every value read back is checked like any other input.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_l
 from tritile.tuner.store.files import MAX_TEXT, MAX_US, config_from, number_from, problem_from, sifted
 from tritile.tuner.store.trial import Trial, best_of, rank
 
-READ_S = 1.0  # for which a read waits for a lock of another process
-WRITE_S = 10.0  # for which a write does
+READ_S = 1.0  # how long a read waits for another process's lock
+WRITE_S = 10.0  # how long a write waits
 _VERSION: Final = 1
-_ATTEMPTS: Final = 4  # at a file that other processes set aside meanwhile
-# Fields of Device, and the digest of the kernel. The driver's version is not one of them: a driver loads the
-# machine code of Triton's assembler as it is, and each update of a driver would void all measurements. `arch`
-# has no type, so that 90 and "90" stay apart.
+_ATTEMPTS: Final = 4  # at a file that other processes keep setting aside
+# Fields of Device, and the kernel's digest. The driver's version is not among them: drivers load the machine
+# code of Triton's assembler as it is, and every driver update would void all measurements. `arch` has no
+# type, so that 90 and "90" stay distinct.
 _ENVIRONMENT: Final = {
     "name": "TEXT NOT NULL", "backend": "TEXT NOT NULL", "arch": "NOT NULL",
     "processors": "INTEGER NOT NULL", "l2_bytes": "INTEGER NOT NULL", "shared_memory": "INTEGER NOT NULL",
@@ -78,10 +78,10 @@ _ADD_TRIAL: Final = (
     "DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in _TRIAL)
 )
 _IF_NEWER: Final = " WHERE coalesce(julianday(trials.measured_utc), 0) < julianday(excluded.measured_utc)"
-# Held while SQLite works in any thread. Nobody forks meanwhile: the child's SQLite would believe that it
-# holds the parent's locks.
+# Taken while any thread uses SQLite. A fork waits for it: the child's SQLite would believe that it owns the
+# parent's locks.
 _LOCK: Final = threading.RLock()
-_unusable = False  # whether a thread of the parent was using SQLite as this process was forked nevertheless
+_unusable = False  # True if this process was forked while a thread of the parent used SQLite nevertheless
 Row = tuple[Any, ...]
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ at_fork(_LOCK, _after_fork)
 
 
 class _DamagedError(sqlite3.DatabaseError):
-    """The file is not a store: it is to be set aside."""
+    """The file is not a store and has to be set aside."""
 
 
 _FAULTS: Final = (sqlite3.Error, OSError, OverflowError, UnicodeError)
@@ -105,7 +105,7 @@ _FAULTS: Final = (sqlite3.Error, OSError, OverflowError, UnicodeError)
 
 
 def moment(text: Any) -> float:
-    """Return seconds since 1970 of an ISO time, -inf for "". Raises InvalidValueError for anything else."""
+    """Return the seconds since 1970 of an ISO time, -inf for "". Raises InvalidValueError otherwise."""
     if text == "":
         return -math.inf
     try:
@@ -116,7 +116,7 @@ def moment(text: Any) -> float:
 
 
 def trial_from(row: Sequence[Any]) -> Trial:
-    """Return the trial of one row. Raises InvalidValueError for a row that `row_of` cannot have made."""
+    """Return the trial of a row. Raises InvalidValueError for a row that `row_of` cannot have written."""
     problem_text, op, config_text, us, spread, registers, spills, shared, error, failure, measured = row
     if not (isinstance(problem_text, str) and isinstance(config_text, str)):
         raise InvalidValueError("a problem or a config is not text")
@@ -137,7 +137,7 @@ def trial_from(row: Sequence[Any]) -> Trial:
 
 
 def row_of(trial: Trial) -> Row:
-    """Return the row of a trial, as failed if its time or error is no finite number: it must not win.
+    """Return the row of a trial, as a failure if its time or error is not finite, so that it cannot win.
 
     Raises InvalidValueError if `trial_from` could not read it back.
     """
@@ -151,17 +151,17 @@ def row_of(trial: Trial) -> Row:
     if failure is not None:
         failure = " ".join("".join(c if c.isprintable() else " " for c in failure[:_MAX_FAILURE]).split())
     try:
-        keys = problem_key(trial.problem), trial.problem.op, trial.config.key
+        texts = problem_key(trial.problem), trial.problem.op, trial.config.key
     except (ValueError, TypeError, RecursionError) as fault:
         raise InvalidValueError(str(fault)[:200]) from fault
     counts = trial.registers, trial.spills, trial.shared
-    row = (*keys, us, spread, *counts, error, failure, trial.measured_utc)
+    row = (*texts, us, spread, *counts, error, failure, trial.measured_utc)
     trial_from(row)
     return row
 
 
 def _environment_from(row: Sequence[Any]) -> Row:
-    """Return the row of an environment, checked. Raises InvalidValueError for one that no device has."""
+    """Return the row of an environment. Raises InvalidValueError if no device can have it."""
     for (name, kind), value in zip(_ENVIRONMENT.items(), row, strict=True):
         is_count = isinstance(value, int) and 0 <= value < 2**63
         is_text = isinstance(value, str) and len(value) <= MAX_TEXT
@@ -206,9 +206,9 @@ def _create(connection: sqlite3.Connection) -> None:
 
 
 def _check(connection: sqlite3.Connection) -> None:
-    """Raise _DamagedError where pages, rows and indexes do not fit together: lookups would miss rows.
+    """Raise _DamagedError if pages, rows and indexes are inconsistent, where look-ups would miss rows.
 
-    It reads the whole file, some 3 ms for each megabyte.
+    This reads the whole file, at some 3 ms per megabyte.
     """
     found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if found != "ok":
@@ -221,7 +221,7 @@ def _is_damage(error: Exception) -> bool:
 
 
 def _put(connection: sqlite3.Connection, pairs: Sequence[tuple[Row, Row]], condition: str = "") -> int:
-    """Write environments with rows of trials, all or none; return how many were new or replaced another."""
+    """Write environments and rows of trials, all or none; return how many rows were added or replaced."""
     with connection:
         connection.executemany(_ADD_ENVIRONMENT, dict.fromkeys(environment for environment, _ in pairs))
         rows = ((*row, *environment) for environment, row in pairs)
@@ -229,7 +229,7 @@ def _put(connection: sqlite3.Connection, pairs: Sequence[tuple[Row, Row]], condi
 
 
 def rows_of(path: Path) -> list[Row]:
-    """Return environment and trial of each row of another store, or of a .gz of one, unchecked.
+    """Return the rows of another store, or of a .gz of one, unchecked: environment, then trial.
 
     Raises FileError if it cannot be read.
     """
@@ -253,11 +253,11 @@ def rows_of(path: Path) -> list[Row]:
 
 
 class Store:
-    """Remember the trials of one GPU model in `directory` (default: `settings.cache_dir()`).
+    """The trials of one GPU model, in the file `path` of `directory` (default: `settings.cache_dir()`).
 
-    `path` is the file. Trials that cannot be written count in this process, and are written with the next
-    ones. Only `merge` and `of_file` raise, and only for a file that they cannot take. Adding is one short
-    transaction, so that a killed process loses at most what it was adding.
+    Trials that cannot be written count in this process, and are written with the next ones. Only `merge` and
+    `of_file` raise, and only for a file that they cannot read. Adding is one short transaction: a killed
+    process loses at most what it was adding.
     """
 
     def __init__(self, device: Device, directory: Path | None = None) -> None:
@@ -268,7 +268,7 @@ class Store:
         self._checked: tuple[int, int] | None = None
 
     def add(self, kernel: str, *trials: Trial) -> None:
-        """Remember trials of the kernel with this digest; each replaces an earlier one of the same config."""
+        """Add trials of the kernel with this digest; each replaces an earlier one of the same config."""
         pairs, reasons = sifted(trials, lambda trial: (self._environment(kernel), row_of(trial)))
         if reasons:
             self._warn("trial", f"a trial cannot be remembered: {reasons[0]}")
@@ -276,12 +276,12 @@ class Store:
             self.unwritten[environment, row[0], row[2]] = environment, row
         written = dict(self.unwritten)
         if pairs and self._use(lambda file: _put(file, [*written.values()]), None, write=True) is not None:
-            for key, pair in written.items():
-                if self.unwritten.get(key) is pair:  # another thread may have replaced it
-                    self.unwritten.pop(key)
+            for place, pair in written.items():
+                if self.unwritten.get(place) is pair:  # another thread may have replaced it
+                    self.unwritten.pop(place)
 
     def trials(self, kernel: str, problem: Problem, *more: str) -> list[Trial]:
-        """Return all trials of this problem, with this kernel or one of `more`, on this very device."""
+        """Return the trials of this problem by this kernel, or one of `more`, on exactly this device."""
         digests, new = (kernel, *more), dict[str, Row]()
 
         def selected(connection: sqlite3.Connection) -> list[Row]:
@@ -316,20 +316,20 @@ class Store:
         return list(found.values())
 
     def problems(self, kernel: str) -> list[str]:
-        """Return the keys of the problems that were measured with this kernel on this very device."""
+        """Return the keys of the problems measured with this kernel on exactly this device."""
         query = f"SELECT DISTINCT problem {_JOINED} WHERE {_ON_DEVICE} AND kernel = ?"
         found = self._selected(query, self._environment(kernel))
         return [text for (text,) in found if isinstance(text, str)]
 
     def all_trials(self) -> list[tuple[dict[str, Any], Trial]]:
-        """Return every trial with its environment, by name of its columns."""
+        """Return every trial with its environment, by column name."""
         pairs = self._valid(self._selected(_SELECT_ALL), _pair_from)
         return [(dict(zip(_ENVIRONMENT, environment, strict=True)), trial) for environment, trial in pairs]
 
     def of_file(self, other: Path) -> list[tuple[Row, Trial]]:
-        """Return environment and trial of each row of this GPU model in another store, or a .gz of one.
+        """Return this GPU model's rows of another store, or of a .gz of one: environment and trial.
 
-        Raises FileError if that is not a store, is damaged, or holds trials of other GPU models alone.
+        Raises FileError if it is not a store, is damaged, or has only trials of other GPU models.
         """
         pairs = self._valid(rows_of(other), _pair_from)
         ours = [pair for pair in pairs if pair[0][0] == self.device.name]
@@ -338,23 +338,20 @@ class Store:
         return ours
 
     def merge(self, other: Path) -> int:
-        """Add the trials of another store, where newer; return how many were added.
-
-        Raises as `of_file` does.
-        """
+        """Add another store's trials where they are newer; return how many were. Raises like `of_file`."""
         pairs = [(environment, row_of(trial)) for environment, trial in self.of_file(other)]
         return self._use(lambda connection: _put(connection, pairs, _IF_NEWER), 0, write=True)
 
     def clear(self, kernel: str | None = None) -> int:
-        """Forget all trials of this GPU model, or those of one decorated kernel; return how many."""
-        name = "" if kernel is None else f'"kernel":{json.dumps(kernel)}'  # as in the key of its problems
+        """Delete all trials of this GPU model, or those of one decorated kernel; return how many."""
+        name = "" if kernel is None else f'"kernel":{json.dumps(kernel)}'  # as `problem_key` has it
 
         def deleted(connection: sqlite3.Connection) -> int:
             with connection:
                 return connection.execute("DELETE FROM trials WHERE instr(problem, ?)", (name,)).rowcount
 
-        for key in [key for key in self.unwritten if name in key[1]]:
-            self.unwritten.pop(key)
+        for place in [place for place in self.unwritten if name in place[1]]:
+            self.unwritten.pop(place)
         return self._use(deleted, 0, write=True) if self.path.exists() else 0
 
     def _environment(self, kernel: str) -> Row:
@@ -366,22 +363,21 @@ class Store:
         return self._use(lambda connection: connection.execute(query, values).fetchall(), nothing)
 
     def _valid(self, rows: list[Row], make: Callable[[Row], T]) -> list[T]:
-        """Return what is made of each row; warn of bad rows, once, and skip them."""
+        """Return what `make` makes of each row; skip bad rows, with one warning."""
         good, reasons = sifted(rows, make)
         if reasons:
             self._warn("rows", f"{self.path}: skipped a remembered trial that is not valid: {reasons[0]}")
         return good
 
     def _warn(self, kind: str, text: str) -> None:
-        """Warn with StoreWarning, once for each kind of trouble."""
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(text, StoreWarning, stacklevel=callers_level())
 
     def _use(self, work: Callable[[sqlite3.Connection], T], nothing: T, write: bool = False) -> T:
-        """Return what `work(connection)` gives, or `nothing` where there is no file or it does not work.
+        """Return the result of `work(connection)`, or `nothing` if there is no file or it cannot be used.
 
-        A damaged file is set aside. What was written to a file that was set aside meanwhile is written again.
+        A damaged file is set aside. A write to a file that another process set aside meanwhile is repeated.
         """
         try:
             with _LOCK:
@@ -416,7 +412,7 @@ class Store:
             return work(connection)
 
     def _identity(self, create: bool = False) -> tuple[int, int] | None:
-        """Return device and inode of the file, None without one: a file that takes its place has others."""
+        """Return device and inode, by which a new file of the same name differs; None without a file."""
         if create:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch()
@@ -427,9 +423,9 @@ class Store:
         return facts.st_dev, facts.st_ino
 
     def _set_aside(self, reason: str, identity: tuple[int, int]) -> None:
-        """Rename a damaged file, unless another process did, so that work starts a fresh one.
+        """Rename a damaged file, unless another process did, so that a new one is started.
 
-        Raises OSError if that is not allowed, or another process uses the file.
+        Raises OSError if that is not permitted or another process uses the file.
         """
         utc = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         aside = self.path.with_name(f"{self.path.name}.set-aside-{utc}-{os.getpid()}")
@@ -438,7 +434,7 @@ class Store:
                 if self._identity() != identity:
                     return
                 with _connected(str(self.path), READ_S) as connection:
-                    # Others end their transactions first: no journal is left to meet the fresh file.
+                    # Others end their transactions first, so that no journal is left for the new file.
                     try:
                         connection.execute("BEGIN EXCLUSIVE")
                     except sqlite3.Error as error:
@@ -447,9 +443,8 @@ class Store:
                     self.path.rename(aside)
         except (*_FAULTS, NotImplementedError) as error:
             raise OSError(f"{reason}; setting it aside failed: {error}") from error
-        self._warn(
-            aside.name, f"{self.path}: {reason}; it was renamed to {aside.name}, and a new store is started"
-        )
+        what = f"it was renamed to {aside.name}, and a new store is started"
+        self._warn(aside.name, f"{self.path}: {reason}; {what}")
 
 
 @functools.lru_cache(maxsize=64)
