@@ -333,18 +333,16 @@ def check(
     if make is not None and not callable(make):
         raise InvalidValueError(f"check: make is {make!r}: expected a function of sizes")
     check_keywords(kernel.fn, kernel.space or kernel.configs, kwargs, ("grid", "make", "device"))
-    calls: list[Arguments] = [args]
-    made: dict[tuple[Any, ...], None] = {}
+    calls: list[tuple[Arguments, tuple[Any, ...]]] = [(args, ())]
     if make is not None:
         if not all(type(size) is int and size > 0 for size in args):
             passed = ", ".join(str(arg) if isinstance(arg, int) else type(arg).__name__ for arg in args)
             raise InvalidValueError(f"check: with make= the arguments are sizes of 1 or more, not {passed}")
-        made = dict.fromkeys((args, _neighbours(args)))
-        calls = [_made(make, sizes) for sizes in made]
+        calls = [(_made(make, sizes), sizes) for sizes in dict.fromkeys((args, _neighbours(args)))]
     found: dict[str, CheckedConfig] = {}
     labels: list[str] = []
     compared: dict[str, None] = {}
-    for arguments, sizes in zip(calls, made or [()], strict=True):
+    for arguments, sizes in calls:
         by_name = dict(arguments) if isinstance(arguments, Mapping) else {}
         in_order = () if by_name else tuple(arguments)
         named = {"warmup": False, "grid": grid} | kwargs | by_name
@@ -366,7 +364,8 @@ def check(
                 "TRITON_INTERPRET=1 in the environment, or device= to only compile for a GPU"
             )
         call = replace(kernel.call(in_order, named, on), keeps_inputs=True)
-        labels.append(call.problem.label.strip() + f" of make({', '.join(map(str, sizes))})" * bool(sizes))
+        of_sizes = f" of make({', '.join(map(str, sizes))})" if sizes else ""
+        labels.append(call.problem.label.strip() + of_sizes)
         if target is None:
             compared |= dict.fromkeys(referred(call.copied()))
         configs = list(call.configs.values())

@@ -34,7 +34,7 @@ from tritile.families import numerics
 from tritile.families.launching import compiles_for
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, invariant
-from tritile.ops.plan import IN_PLACE, check_what, plan
+from tritile.ops.plan import IN_PLACE, plan_call
 from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.classes import class_of
 from tritile.runtime.ahead import compiling_for
@@ -179,13 +179,11 @@ def _compiled(
 def compile_calls(
     calls: Mapping[Config, Sequence[Tiled]],
     device: Device,
-    jobs: int | None = None,
     done: Callable[[str], None] = lambda label: None,
 ) -> tuple[set[str], list[str]]:
     """Compile what calls launch into Triton's cache on disk, TRITON_CACHE_DIR; no such GPU is needed.
 
-    `jobs`: processes that compile; None: one a core, 16 at most. `done` is called with a label for each
-    config. Returns Triton's hashes of the kernels that are there, and a line for each config that has a
+    `done` is called with a label for each config. Returns Triton's hashes of the kernels that are there, and a line for each config that has a
     kernel which is not. In mode "strict" nothing is compiled. Raises UnsupportedError for a GPU that is not
     NVIDIA's, TuningError where TRITON_INTERPRET is set.
     """
@@ -194,7 +192,7 @@ def compile_calls(
         raise TuningError("TRITON_INTERPRET is set, so nothing can be compiled: unset it")
     folder, strict = str(knobs.cache.dir), current_mode() == "strict"
     kernels, reasons = set[str](), list[str]()
-    with WorkerPool(jobs) as pool:
+    with WorkerPool() as pool:
         futures = {}
         for config, problems in calls.items():
             once = list(dict.fromkeys(problems))
@@ -243,13 +241,11 @@ def warm(
         TuningError: the compiler refuses a kernel; all others are there.
     """
     what = tuner_for(what)
-    if isinstance(what, Autotuner) and any_rows:
-        raise InvalidValueError("warm: any_rows is for operations: call it for each call of a kernel")
     if isinstance(what, Autotuner):
+        if any_rows:
+            raise InvalidValueError("warm: any_rows is for operations: call it for each call of a kernel")
         check_keywords(what.fn, what.space or what.configs, kwargs, ("any_rows", "device", "grid"))
-    else:
-        check_what("warm", what, kwargs, ("any_rows", "device"))
-    chosen = plan(what, *args, device=device, **kwargs)
+    chosen = plan_call("warm", what, args, kwargs, device, ("any_rows", "device"))
     if chosen.device == HOST:
         raise InvalidValueError(
             "warm: tensors are in host memory, where no kernel runs: name a GPU with device="

@@ -262,19 +262,15 @@ def _warn_uncalibrated(device: devices.Device) -> None:
 
 
 def _measure(problem: Tiled, device: devices.Device, index: int, allows_torch: bool) -> plans.Plan:
-    chosen = plans.plan_for(problem, device, None, allows_torch)
-    if chosen is not None:  # another thread has just measured it
-        return chosen
     from tritile.tune.now import time_torch, tuned_now  # load the tuner only to measure
 
-    if plans.plan_for(problem, device) is None:
+    if plans.plan_for(problem, device) is None:  # else another thread has just measured it
         tuned_now(problem, device, index)
         forget()
-        chosen = plans.plan_for(problem, device, None, allows_torch)
-    if chosen is None:
+    if plans.plan_for(problem, device, None, allows_torch) is None:
         time_torch(problem, device, index)
         forget()
-        chosen = plans.plan_for(problem, device, None, allows_torch) or plans.plan_for(problem, device)
+    chosen = plans.plan_for(problem, device, None, allows_torch) or plans.plan_for(problem, device)
     assert chosen is not None
     return chosen
 

@@ -2,34 +2,23 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from tritile.ops.dispatch import TENSORS
-
-_PRODUCTS: Final = (
-    "matmul",
-    "linear",
-    "addmm",
-    "baddbmm",
-    "gated_linear",
-    "scaled_matmul",
-    "linear_quantized",
-)
+from tritile.ops.dispatch import SCHEMAS, TENSORS
 
 
 def register() -> None:
     """Register a formula for each product. It takes shapes in the place of tensors."""
-    for op in (*_PRODUCTS, "grouped_matmul"):
+    for op in SCHEMAS.keys() - {"permute", "transpose"}:
         register_flop_formula(getattr(torch.ops.tritile, op))(_formula(op))
 
 
 def _formula(op: str) -> Any:
-    first = next(
-        (i for i, (role, _) in enumerate(TENSORS[op]) if role == "a"), 0
-    )  # every operand before it is a tensor
+    roles = [role for role, _ in TENSORS[op]]
+    first = roles.index("a") if "a" in roles else 0  # every operand before it is a tensor
 
     def count(*values: Any, out_shape: Sequence[int], **options: Any) -> int:
         a, b = values[first], values[first + 1]
