@@ -183,9 +183,9 @@ def compile_calls(
 ) -> tuple[set[str], list[str]]:
     """Compile what calls launch into Triton's cache on disk, TRITON_CACHE_DIR; no such GPU is needed.
 
-    `done` is called with a label for each config. Returns Triton's hashes of the kernels that are there, and a line for each config that has a
-    kernel which is not. In mode "strict" nothing is compiled. Raises UnsupportedError for a GPU that is not
-    NVIDIA's, TuningError where TRITON_INTERPRET is set.
+    `done` is called with a label for each config. Returns Triton's hashes of the kernels that are there, and
+    a line for each config with a kernel that is missing. In mode "strict" nothing is compiled. Raises
+    UnsupportedError for a GPU that is not NVIDIA's, TuningError if TRITON_INTERPRET is set.
     """
     check_nvidia(device)
     if knobs.runtime.interpret:

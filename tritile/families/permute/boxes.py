@@ -258,10 +258,10 @@ def _box(problem: PermuteProblem, block: int, run: int, width: int) -> Box:
     read = max(1, width // problem.itemsize)
     sides, have = [1] * len(shape), 1
     for i in by_out:
-        least = max(run // have, _SLANT if 1 < have < run else 1)
-        if out[i] != have or (least == 1 and have > 1):
+        needed = max(run // have, _SLANT if 1 < have < run else 1)
+        if out[i] != have or (needed == 1 and have > 1):
             break
-        sides[i] = shape[i] if shape[i] <= 2 * least else _part(shape[i], least)
+        sides[i] = shape[i] if shape[i] <= 2 * needed else _part(shape[i], needed)
         have *= sides[i]
         if sides[i] < shape[i]:
             break
