@@ -160,7 +160,7 @@ def _check_scales(a: torch.Tensor, b: torch.Tensor, scale_a: Any, scale_b: Any) 
 
 def _view(name: str, tensor: torch.Tensor) -> View:
     (rows, columns), (*batch, row, column) = tensor.shape[-2:], tensor.stride()
-    return View(Memory.of(name, tensor), (rows, columns), (row, column), tuple(batch))
+    return Memory.of(name, tensor).view((rows, columns), (row, column), tuple(batch))
 
 
 def grouped_call(

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tritile.core.call import Memory, QuantizedCall, View
+from tritile.core.call import Memory, QuantizedCall
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import is_batch_invariant
 from tritile.errors import DtypeError, ShapeError
@@ -23,12 +23,12 @@ def quantized_call(
     (m, k), n = x.shape, weight.shape[0]
     rows = x.stride(0) if m > 1 else -(-k // 16) * 16  # the stride of a single row does not matter
     return QuantizedCall(
-        View(Memory.of("x", x), (m, k), (rows, x.stride(1) if k > 1 else 1)),
+        Memory.of("x", x).view((m, k), (rows, x.stride(1) if k > 1 else 1)),
         Memory.of("words", weight.packed),
         Memory.of("scales", weight.scales),
         None if weight.zeros is None else Memory.of("zeros", weight.zeros),
-        None if bias is None else View(Memory.of("bias", bias), (m, n), (0, bias.stride(0))),
-        View(Memory.of("out", out), (m, n), (n, 1)),
+        None if bias is None else Memory.of("bias", bias).view((m, n), (0, bias.stride(0))),
+        Memory.of("out", out).view((m, n), (n, 1)),
         weight.bits,
         weight.group_size,
         is_batch_invariant(),

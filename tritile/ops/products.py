@@ -159,7 +159,7 @@ def _folded(views: dict[str, View], batch: tuple[int, ...]) -> tuple[dict[str, V
             (rows, columns), (row, column) = view.shape, view.strides
             if name not in _RIGHTS:
                 rows, row = m * size, row if m > 1 else view.batch_strides[-1]
-            views[name] = View(view.memory, (rows, columns), (row, column), view.batch_strides[:-1])
+            views[name] = view.view((rows, columns), (row, column), view.batch_strides[:-1])
         batch = batch[:-1]
     return views, batch
 
@@ -208,7 +208,7 @@ def matmul_call(
         (rows, columns), (row, column) = tensor.shape[-2:], tensor.stride()[-2:]
         if name in present:
             row, column = row if rows > 1 else 0, column if columns > 1 else 0
-        views[name] = View(Memory.of(name, tensor), (rows, columns), (row, column), of_batch)
+        views[name] = Memory.of(name, tensor).view((rows, columns), (row, column), of_batch)
     views, batch = _folded(views, batch)
     call = MatmulCall(
         views["a"], views["b"], views["out"], batch, precision, {name: views[name] for name in present},

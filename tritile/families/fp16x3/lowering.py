@@ -158,8 +158,8 @@ def _parts(
         bands * chunks,
         bands * -(-part // wide),
         0 if once else bands * high * (chunks + 2),
-        View(places[0], (rows, 3 * part), strides, tuple(step * matrix for step in steps)),
-        View(places[1], out_shape, (1, 0), tuple(step * rows for step in steps)),
+        places[0].view((rows, 3 * part), strides, tuple(step * matrix for step in steps)),
+        places[1].view(out_shape, (1, 0), tuple(step * rows for step in steps)),
         {
             places[0].buffer: Workspace("float16", count * matrix),
             places[1].buffer: Workspace("float32", count * rows),
