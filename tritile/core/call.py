@@ -104,7 +104,7 @@ class View(Memory):
 
 
 class Fallback(NamedTuple):
-    """The GPU's fallback flag, an int32 word: make the product where it is in `least` .. `end` - 1.
+    """The GPU's fallback flag, an int32 word: make the product if it is in `least` .. `end` - 1.
 
     See `tritile.families.common.fallback`.
     """

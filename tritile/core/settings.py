@@ -199,7 +199,7 @@ def mode(name: Mode | None = None, *, backends: str | None = None, fp32: str | N
 
     Args:
         name: one of the modes below. None keeps the current mode.
-        backends: "triton,aten" (the default) runs torch's own kernel where it was measured, or is predicted,
+        backends: "triton,aten" (the default) runs torch's own kernel if it was measured, or is predicted,
             to be faster than any of tritile's; "triton" never does. None keeps the current setting. The
             variable `TRITILE_BACKENDS` sets it for a process.
         fp32: how to multiply float32 if the call names no precision: "torch" (the default) as torch is set,

@@ -21,7 +21,7 @@ def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
     """Compile a call for the GPU that its tensors are on, and load.
 
     Raises TuningError if the config does not compile, or asks for more than the GPU has, and
-    NotCompiledError where compiles are refused. A programming error passes.
+    NotCompiledError if compiles are refused. A programming error passes.
     """
     index, pieces = call.tensors[0].device.index, []
     for piece, work in pieces_of(call, config, devices.gpu(index)):
@@ -68,7 +68,7 @@ def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
 
     If a call launches several kernels, return the one that computes. Not for use while another thread
     launches kernels: Triton's driver is a global. Raises TuningError, with the first line of the reason,
-    where the compiler refuses. A programming error passes.
+    if the compiler refuses. A programming error passes.
     """
     with compiling_for(device):
         try:

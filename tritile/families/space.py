@@ -12,7 +12,7 @@ from tritile.families.registry import FAMILIES
 
 
 def contenders(problem: Tiled) -> tuple[str, ...]:
-    """Return the families of the problem's operation that can be the fastest, where they may run it."""
+    """Return the families of the problem's operation that can be the fastest, if they are legal."""
     return tuple(name for name, family in FAMILIES[problem.op].items() if family.contends(problem))
 
 
@@ -53,7 +53,7 @@ def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
 
 
 def dominated(problem: Tiled, device: Device) -> Callable[[Config], bool]:
-    """True for a config where another of the same family does the same work or less."""
+    """Return a predicate of configs: true if another of the same family does the same work or less."""
     families, core = FAMILIES[problem.op], _core(problem)
     large = pad_to_canonical_tile(core, canonical(core, device)) if invariant(problem) else core
     return lambda config: families[config.family].is_dominated(config, large, device)

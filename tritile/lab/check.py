@@ -166,7 +166,7 @@ def _warn_in_process(label: str, done: str, why: Exception) -> None:
 
 
 def _elsewhere(call: KernelCall, configs: list[triton.Config]) -> Results:
-    """Check in another process, which a config may crash; here where the call cannot be sent there."""
+    """Check in another process, which a config may crash; here if the call cannot be sent there."""
     named = identified(configs)
     with ExitStack() as stack:
         try:
@@ -207,7 +207,7 @@ def _taken_there(shipment: Shipment, config: Config, cache: str) -> Resources:
 
 
 def _ahead(call: KernelCall, configs: list[triton.Config]) -> Results:
-    """Compile for the call's GPU, in parallel processes; here where the call cannot be sent there."""
+    """Compile for the call's GPU, in parallel processes; here if the call cannot be sent there."""
     named = identified(configs)
     # None of these is compiled, and each may hold what cannot be sent.
     call = replace(call, reference=None, pre_hook=None).having({"grid": None})

@@ -69,7 +69,7 @@ def _at_rows(problem: Any, m: int) -> Any:
     """Return the problem of the same call with another number of rows.
 
     A single row is aligned as its tensor is, whatever its stride. Columns have no gaps. Raises
-    InvalidValueError where a call of one row does not say whether its residual differs by row.
+    InvalidValueError if a call of one row does not say whether its residual differs by row.
     """
     if not isinstance(problem, MatmulProblem):
         return replace(problem, m=m)

@@ -39,7 +39,7 @@ def quantized_call(
 class QuantizedLinear(Request):
     """Hold x (..., K) @ weight^T + bias, for a `QuantizedWeight`.
 
-    The weight is unpacked while it is multiplied or, where torch makes the product, before that. The config
+    The weight is unpacked while it is multiplied or, if torch makes the product, before that. The config
     decides whether its values are rounded to x's dtype, as those of `weight.dequantize()` are and those that
     torch gets, or stay exact while sums over a group are scaled instead. Sums and bias are added in float32
     and rounded once, when stored.
@@ -80,7 +80,7 @@ class QuantizedLinear(Request):
         return quantized_call(self.x.resolve_neg().reshape(-1, k), self.weight, bias, out.view(-1, n))
 
     def interpret(self, out: torch.Tensor, precision: str) -> None:
-        """Run the kernels in Triton's interpreter: by float32 where the weight is for bfloat16, else as is.
+        """Run the kernels in Triton's interpreter: in float32 if the weight is for bfloat16, else as is.
 
         A weight for float16 cannot be multiplied in float32: its numbers become float16 by bit patterns.
         """

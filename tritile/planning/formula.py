@@ -121,8 +121,8 @@ class Formula:
     - `traits(problem)`: sizes and alignments of rows, as numbers from -1 to 1 or so, by which a correction
       varies. Sizes beyond those that are drawn count as the nearest that is drawn.
     - `inputs`: how many parts and traits there are.
-    - `beyond(config, problem)`: true where no such config is timed at such sizes, and the formula errs. None
-      where there are no such configs.
+    - `beyond(config, problem)`: true if no such config is timed at such sizes, and the formula errs. None
+      if there are no such configs.
     """
 
     constants: type[Any]

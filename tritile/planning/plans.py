@@ -174,7 +174,7 @@ def _torch_only(problem: Tiled, device: Device, allows_torch: bool) -> Plan:
 
 
 def _chosen(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Plan | None:
-    """Return the plan of the first source that has one, or by torch's kernel where that is faster.
+    """Return the plan of the first source that has one, or by torch's kernel if that is faster.
 
     None if mode "tune" is to measure.
     """
@@ -190,7 +190,7 @@ def _chosen(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Pl
 
 
 def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Plan:
-    """Return the plan of the first source that has one, where nothing was measured here of just this problem.
+    """Return the plan of the first source that has one, if just this problem was not measured here.
 
     A batch-invariant call may take what was measured without batch invariance.
     """
@@ -223,7 +223,7 @@ def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -
 
 
 def _with_free(problem: Tiled) -> tuple[Tiled, ...]:
-    """Return a problem and the same without batch invariance, of which more are measured."""
+    """Return a problem and the same without batch invariance: more of those are measured."""
     if isinstance(problem, PermuteProblem) or not problem.invariant:
         return (problem,)
     return problem, replace(problem, invariant=False)
@@ -293,7 +293,7 @@ def tabled(problem: Tiled, device: Device) -> Plan | None:
 
 
 def _by_rule(problem: Tiled, device: Device) -> Plan | None:
-    """Return the plan by torch's kernel of a kind of products that it makes where nothing is measured."""
+    """Return the plan by torch's kernel of a kind of products that it makes if nothing is measured."""
     if not isinstance(problem, Product) or gpu_tables.pinned(device) is not None:
         return None
     kind = aten.kind_of(problem)
@@ -312,7 +312,7 @@ class _TorchTime(NamedTuple):
 
 
 def _or_aten(plan: Plan, mode: str, measured: list[Trial]) -> Plan | None:
-    """Return the plan with torch's time, or one by torch's kernel where that is faster.
+    """Return the plan with torch's time, or one by torch's kernel if that is faster.
 
     `measured`: trials of torch. A pinned table keeps torch's kernel out. None if mode "tune" is to time
     torch first: once, as a timing that fails is remembered too.

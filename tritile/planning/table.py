@@ -74,7 +74,7 @@ class Table:
 
     @property
     def triton(self) -> str:
-        """Return the version of Triton that it was measured with, "" where the table does not say."""
+        """Return the version of Triton that it was measured with, "" if the table does not say."""
         return str(self.device.get("triton", ""))
 
     @functools.cached_property
@@ -88,7 +88,7 @@ class Table:
 def read(file: Path | Traversable) -> Table:
     """Return the table of a file; warn with StoreWarning of single bad entries, and skip them.
 
-    Raises FileError where the file cannot be read or holds no table.
+    Raises FileError if the file cannot be read or holds no table.
     """
     return _table(read_json(file, MAX_BYTES), str(file))
 
@@ -145,7 +145,7 @@ def _portfolios(data: dict[str, Any], key: str, name: str) -> dict[str, Portfoli
 def write(table: Table, path: Path) -> None:
     """Write the table to a file, whole or not at all.
 
-    Raises InvalidValueError for a table that `read` would not take back whole, and OSError where the
+    Raises InvalidValueError for a table that `read` would not take back whole, and OSError if the
     file cannot be written.
     """
     try:

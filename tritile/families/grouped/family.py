@@ -97,7 +97,7 @@ def _tma_pointless(config: Config, problem: GroupedProblem, device: Device) -> b
 
 
 def _group_stride(view: View) -> int:
-    """Return elements from the matrix of one group to that of the next; 0 where all share one."""
+    """Return elements from the matrix of one group to that of the next; 0 if all share one."""
     return view.batch_strides[0] if view.batch_strides else 0
 
 

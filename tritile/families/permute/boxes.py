@@ -33,11 +33,11 @@ _BANKS: Final = 32  # of shared memory, a word each
 _FILLED: Final = 15 / 16  # of BLOCK: the rest is for what keeps a warp's elements in different banks
 _MAX_CONFLICTS: Final = 2  # words of one bank at once, above which rows that lie side by side are moved apart
 _SLANT: Final = 3  # a box reads extra rows only if it has this many of its own for each
-# Where pieces begin anywhere in a word, stores of 8 and 16 bytes pay if a piece has this many of them, and
+# If pieces begin anywhere in a word, stores of 8 and 16 bytes pay if a piece has this many of them, and
 # the box this many rows for each extra one that they need.
 _WIDE_PIECE: Final = 4
 _WIDE_SLANT: Final = 16
-_LANES: Final = 8  # most elements a store where pieces lie on words; with 16 of 1 byte, gathers meet in banks
+_LANES: Final = 8  # most elements a store if pieces lie on words; with 16 of 1 byte, gathers meet in banks
 # BLOCK, RUN, READ and warps: of 13 that were measured these lose 0.4% to all (tuning/NOTES.md).
 _CONFIGS: Final = (
     (2048, 64, 16, 4), (4096, 64, 16, 4), (4096, 64, 4, 4), (8192, 64, 16, 4), (8192, 64, 8, 4),

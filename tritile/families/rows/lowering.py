@@ -14,7 +14,7 @@ from tritile.runtime.work import Buffer, Kernel, Step, Workspace
 
 lay_rows: Final = Kernel("tritile.families.rows.kernel", "lay_rows")
 
-_ROW: Final = 32  # elements, of which rows of the copy are whole numbers: 128 bytes
+_ROW: Final = 32  # elements, 128 bytes: rows of the copy are padded to a multiple
 _TILE: Final = (64, 64, 4)  # rows and columns, and warps
 
 

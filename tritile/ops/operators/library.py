@@ -4,7 +4,7 @@ An operator consists of its schema and
 
 - a kernel for CUDA and CPU, the plain call;
 - a fake kernel, which checks the arguments of fake tensors and returns a result of the right shape;
-- rules for autograd, vmap and autocast, where it has them.
+- rules for autograd, vmap and autocast, if it has them.
 
 If a result may be written to a tensor of the caller, an overload `.out` takes it and returns nothing.
 """
@@ -68,7 +68,7 @@ def define(
             schema, and returns the result and its batch dimension.
         operands: what torch.autocast casts, and what has no gradient in fp8.
         constants: what never has a gradient.
-        like: the argument to whose dtype torch.autocast casts, where that is not its own.
+        like: the argument to whose dtype torch.autocast casts, if not to its own.
     """
     arguments, names = SCHEMAS[name], NAMES[name]
     LIBRARY.define(f"{name}({arguments}) -> Tensor", tags=_TAGS)
