@@ -1,6 +1,5 @@
 """Compile calls of problems by configs, and prepare them to run."""
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,13 +53,8 @@ def compiles_for(problem: Tiled, config: Config, device: Device) -> Iterator[Cal
     To be called inside `compiling_for(device)`. Each function returns Triton's kernel. Any error, here or in
     a compile, means that the config cannot be used.
     """
-
-    def compiled(compiles: Callable[[], Any]) -> Any:
-        with log_compiles_as(problem.label, str(config)):
-            return compiles()
-
     for compiles in compiles_of(call_for(problem), config, device):
-        yield functools.partial(compiled, compiles)
+        yield log_compiles_as(problem.label, str(config))(compiles)
 
 
 def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
