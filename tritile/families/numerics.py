@@ -175,8 +175,7 @@ def as_invariant(problem: Tiled) -> Tiled:
 
 # --- What precisions mean, and how far each may be from exact ---
 
-_PLAIN: Final = {"float32": "fp32", "float64": "fp64"}
-_WORDS: Final = {
+_MEANINGS: Final = {
     "fp16x3": "three products of fp16 parts on tensor cores",
     "tf32": "one product in TF32 on tensor cores",
     "fast": "sums stay in the tensor cores",
@@ -192,9 +191,9 @@ ERRORS: Final = {
 
 def meaning(precision: str, dtype: str) -> str:
     """Return how products in a precision of a dtype are made, in a few words."""
-    if precision == "ieee":
-        return "sums move to fp32 every 128 of K" if dtype in FP8_DTYPES else f"plain {_PLAIN[dtype]}"
-    return _WORDS[precision]
+    if precision != "ieee":
+        return _MEANINGS[precision]
+    return "sums move to fp32 every 128 of K" if dtype in FP8_DTYPES else f"plain fp{dtype[-2:]}"
 
 
 def explained(precisions: Sequence[str], dtype: str) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import gcd, prod
 from typing import Any, Final, NamedTuple
 
+from triton import next_power_of_2
+
 from tritile.core.call import PermuteCall
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -355,10 +357,6 @@ def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
     return max(1, min(65536 // (threads * registers), device.shared_memory // taken, 2048 // threads, 32))
 
 
-def power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
-
-
 def shared(box: Box) -> bool:
     """True if elements of a word differ in the innermost dimension of out alone."""
     pieces = box.pieces
@@ -368,13 +366,13 @@ def shared(box: Box) -> bool:
 def parts_us(config: Config, problem: PermuteProblem, device: Device) -> Parts:
     size, box = problem.itemsize, box_of(config, problem)
     pieces, boxes = box.pieces, boxes_of(box, problem)
-    elements = power_of_two(pieces.elements)
+    elements = next_power_of_2(pieces.elements)
     short = (256 / min(256, box.run * size) * 256 / min(256, pieces.size * size)) ** Fit.short
     covered = boxes * prod(box.rows) / prod(problem.shape)
     moved = Fit.memory * problem.bytes * short * (1 + covered) / 2
     turns = max(1.0, boxes / device.processors)
     waves = max(1.0, turns / resident(config, problem, device))
-    issue = power_of_two(box.extent) / box.read * (Fit.read + Fit.dimension * len(box.across))
+    issue = next_power_of_2(box.extent) / box.read * (Fit.read + Fit.dimension * len(box.across))
     issue += elements / pieces.lanes * (Fit.written + Fit.dimension * len(pieces.outer))
     issue += 0 if shared(box) else elements * Fit.division * (len(pieces.inner) - 1)
     gather = turns * elements / _BANKS * box.conflicts
@@ -455,7 +453,7 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
         "SLANTED": pieces.more > 0, "SKEWED": pieces.skewed, "WHOLE": pieces.size % lanes == 0,
         "SHARED": shared(box), "SEVERAL": pieces.number > 1, "ENDS": ends(box),
         "WIDE": max(problem.spans) >= grids.WIDE_FROM, "FLIP_LAST": call.flip[1], "WAIT": early,
-        "BLOCK_X": power_of_two(box.extent), "BLOCK": power_of_two(pieces.elements),
+        "BLOCK_X": next_power_of_2(box.extent), "BLOCK": next_power_of_2(pieces.elements),
     }  # fmt: skip
     how = grids.options(config, launch_pdl=early)
     return Work((step_of(permute_box, (boxes_of(box, problem), 1, 1), values, how),))
