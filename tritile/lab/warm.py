@@ -177,9 +177,7 @@ def _compiled(
 
 
 def compile_calls(
-    calls: Mapping[Config, Sequence[Tiled]],
-    device: Device,
-    done: Callable[[str], None] = lambda label: None,
+    calls: Mapping[Config, Sequence[Tiled]], device: Device, done: Callable[[str], None] = lambda label: None
 ) -> tuple[set[str], list[str]]:
     """Compile what calls launch into Triton's cache on disk, TRITON_CACHE_DIR; no such GPU is needed.
 

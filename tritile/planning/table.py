@@ -20,11 +20,7 @@ from tritile.families.registry import FAMILIES
 from tritile.planning.aten import AtenTimes, aten_times_of
 from tritile.planning.classes import MEASURED
 from tritile.planning.portfolio import Portfolio, portfolio_of
-from tritile.tuner.store.files import (
-    read_json,
-    sifted,
-    write_whole,
-)
+from tritile.tuner.store.files import read_json, sifted, write_whole
 from tritile.tuner.store.tables import Entry, entry_from
 from tritile.tuner.store.trial import TORCH, Trial, rank
 from tritile.tuner.store.trials import Store
