@@ -193,11 +193,11 @@ def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any])
     plan = kernel.planned(args, kwargs, device)
     config = identity(plan.config)
     call = kernel.call(args, {"warmup": False} | kwargs, device)
-    raced = [config] if kernel.reference is None else [config, REFERENCE]
+    sides = [config] if kernel.reference is None else [config, REFERENCE]
     with elsewhere(replace(call, configs={config: plan.config})) as (runner, tunable):
         try:
             runner.begin(tunable)
-            samples = runner.race(tunable, raced)
+            samples = runner.race(tunable, sides)
         finally:
             runner.end(tunable)
     own, *reference = map(timing.timing_of, samples)

@@ -170,23 +170,23 @@ def _elsewhere(call: KernelCall, configs: list[triton.Config]) -> Results:
     named = identified(configs)
     with ExitStack() as stack:
         try:
-            shop, subject = stack.enter_context(elsewhere(replace(call, configs=named)))
-            shop.begin(subject)
+            runner, tunable = stack.enter_context(elsewhere(replace(call, configs=named)))
+            runner.begin(tunable)
         except (UnsupportedError, TuningError) as error:
             _warn_in_process(call.problem.label, "checked", error)
             yield from _here(call, configs)
             return
-        stack.callback(shop.end, subject)
-        compiles = [(config, own, shop.compile(subject, own)) for own, config in named.items()]
+        stack.callback(runner.end, tunable)
+        compiles = [(config, own, runner.compile(tunable, own)) for own, config in named.items()]
         for config, own, compiled in compiles:
             try:
                 compiled.result()
-                yield config, shop.check(subject, own)
+                yield config, runner.check(tunable, own)
             except TuningError as error:
                 yield config, error
 
 
-def _taken(call: KernelCall, config: Config | triton.Config) -> Resources:
+def _resources_of(call: KernelCall, config: Config | triton.Config) -> Resources:
     """Compile a config of a call on `StandIn`s, and read what its kernel takes. Raises TuningError."""
     try:
         kernel = call.compiled(config)
@@ -199,11 +199,11 @@ def _taken(call: KernelCall, config: Config | triton.Config) -> Resources:
         raise TuningError(f"what its kernel takes cannot be read: {brief(error)}") from error
 
 
-def _taken_there(shipment: Shipment, config: Config, cache: str) -> Resources:
-    """Do the same in a process that compiles, with the caller's cache."""
+def _resources_in_worker(shipment: Shipment, config: Config, cache: str) -> Resources:
+    """Do the same in a worker process, with the caller's cache."""
     with knobs.cache.scope():
         knobs.cache.dir = cache
-        return _taken(unpack(shipment, StandIn), config)
+        return _resources_of(unpack(shipment, StandIn), config)
 
 
 def _ahead(call: KernelCall, configs: list[triton.Config]) -> Results:
@@ -218,13 +218,13 @@ def _ahead(call: KernelCall, configs: list[triton.Config]) -> Results:
         call = call.having(stood_in(call.tensors))
         for config in configs:
             try:
-                yield config, _taken(call, config)
+                yield config, _resources_of(call, config)
             except TuningError as error:
                 yield config, error
         return
     with WorkerPool() as pool:
         cache = str(knobs.cache.dir)
-        compiles = [(c, pool.submit(_taken_there, shipment, own, cache)) for own, c in named.items()]
+        compiles = [(c, pool.submit(_resources_in_worker, shipment, own, cache)) for own, c in named.items()]
         for config, future in compiles:
             try:
                 yield config, future.result()
@@ -232,7 +232,7 @@ def _ahead(call: KernelCall, configs: list[triton.Config]) -> Results:
                 yield config, error
 
 
-def _judged(
+def _outcome(
     config: triton.Config, result: Result, before: CheckedConfig | None, label: str, device: Device
 ) -> CheckedConfig:
     """Return the outcome of a config at a call, after those `before`, which it passed."""
@@ -374,6 +374,6 @@ def check(
         run = _ahead if target is not None else _here if on == HOST else _elsewhere
         left = [c for c in configs if str(c) not in found or found[str(c)].outcome in ("right", "compiled")]
         for config, result in run(call, left):
-            found[str(config)] = _judged(config, result, found.get(str(config)), labels[-1], on)
+            found[str(config)] = _outcome(config, result, found.get(str(config)), labels[-1], on)
     name = kernel.base_fn.__qualname__
     return CheckResult(name, on, tuple(labels), tuple(found.values()), target is not None, tuple(compared))

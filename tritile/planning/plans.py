@@ -321,19 +321,21 @@ def _or_aten(plan: Plan, mode: str, measured: list[Trial]) -> Plan | None:
     if plan.config == aten.CONFIG or not isinstance(problem, Product | QuantizedProblem):
         return plan
     pinned = gpu_tables.pinned(device)
-    torchs = _torch_measured(plan, pinned, measured)
-    if torchs is None and mode == "tune" and pinned is None:
+    torch_time = _torch_measured(plan, pinned, measured)
+    if torch_time is None and mode == "tune" and pinned is None:
         return plan if measured else None
-    torchs = torchs or _torch_predicted(problem, plan)
-    if torchs is None:
+    torch_time = torch_time or _torch_predicted(problem, plan)
+    if torch_time is None:
         return plan
-    is_slower = plan.us is not None and plan.us >= torchs.margin * torchs.us
+    is_slower = plan.us is not None and plan.us >= torch_time.margin * torch_time.us
     if is_slower and pinned is not None:
         plan = replace(plan, why=f"{plan.why}; torch's kernel is faster, but a pinned table keeps it out")
     if not is_slower or pinned is not None or aten.illegal(problem) is not None:
-        return replace(plan, other_us=torchs.us, other=torchs.where, other_error=torchs.error)
-    ours, why = f"{plan.config}, {plan.source}", f"torch's kernel, {torchs.where}"
-    return Plan(problem, aten.CONFIG, torchs.source, device, torchs.us, why, other_us=plan.us, other=ours)
+        return replace(plan, other_us=torch_time.us, other=torch_time.where, other_error=torch_time.error)
+    ours, why = f"{plan.config}, {plan.source}", f"torch's kernel, {torch_time.where}"
+    return Plan(
+        problem, aten.CONFIG, torch_time.source, device, torch_time.us, why, other_us=plan.us, other=ours
+    )
 
 
 def _torch_measured(plan: Plan, pinned: Table | None, measured: list[Trial]) -> _TorchTime | None:

@@ -198,8 +198,10 @@ def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Tabl
             bests[trial.problem] = min(bests.get(trial.problem, trial), trial, key=rank)
     entries = []
     for trial in bests.values():
-        torchs = store.best(TORCH, trial.problem)
-        entries.append(Entry(trial.problem, trial.config, trial.us, None if torchs is None else torchs.us))
+        by_torch = store.best(TORCH, trial.problem)
+        entries.append(
+            Entry(trial.problem, trial.config, trial.us, None if by_torch is None else by_torch.us)
+        )
     return Table(device.to_dict(), dict(kernels), in_order(entries))
 
 

@@ -88,7 +88,7 @@ def _tma_illegal(config: Config, problem: GroupedProblem, device: Device) -> str
     return reason or products.resource_fault(device, programs=tiles(config, problem))
 
 
-def _tma_pointless(config: Config, problem: GroupedProblem, device: Device) -> bool:
+def _tma_is_dominated(config: Config, problem: GroupedProblem, device: Device) -> bool:
     if config["PERSISTENT"] and tiles(config, problem) <= device.processors:
         return True
     if config.num_stages < 5 and descriptor.is_shallow(config, problem, device):
@@ -172,7 +172,7 @@ TILE: Final = Family(
 )  # fmt: skip
 DESCRIPTOR: Final = Family(
     GroupedProblem.op, descriptor.NAME, grouped_matmul_descriptor, _tma_configs, _tma_illegal,
-    _tma_pointless, lambda config, problem, device: descriptor.cost(config, problem.even, device),
+    _tma_is_dominated, lambda config, problem, device: descriptor.cost(config, problem.even, device),
     descriptor_work,
     numerics=functools.partial(of_product, rounding="tma"),
 )  # fmt: skip
