@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
-from tritile.core.fields import ALIGNMENTS, alignment, check, check_fields, check_sizes, is_extent
+from tritile.core.fields import ALIGNMENTS, Base, alignment, check, check_fields, check_sizes, is_extent
 from tritile.errors import InvalidValueError
 
 _TILE: Final = 4096  # elements that the dimensions of a tile should have
@@ -60,7 +60,7 @@ def _run(
 
 
 @dataclass(frozen=True)
-class PermuteProblem:
+class PermuteProblem(Base):
     """A copy of elements from x to out, with dimensions reordered, over one index space.
 
     Attributes:
@@ -77,6 +77,7 @@ class PermuteProblem:
     """
 
     op: ClassVar[str] = "permute"
+    invariant: ClassVar[bool] = False  # it moves bits, and sums nothing
     shape: tuple[int, ...]
     x_strides: tuple[int, ...]
     out_strides: tuple[int, ...]

@@ -17,7 +17,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from tritile.core.epilogue import BARE, Epilogue
-from tritile.core.fields import ALIGNMENTS, alignment, check, check_fields, check_sizes
+from tritile.core.fields import ALIGNMENTS, Base, alignment, check, check_fields, check_sizes
 from tritile.core.permutation import PermuteProblem
 from tritile.errors import InvalidValueError
 
@@ -43,7 +43,7 @@ SCALE_K: Final = 128  # elements of K that share a scale within a sum, and that 
 BLOCK_SCALES: Final = {"": None, "1x1": (1, 1), "1x128": (1, 128), "128x1": (128, 1), "128x128": (128, 128)}
 
 
-class _Sized:
+class _Sized(Base):
     _SIZES: ClassVar[tuple[str, ...]]  # names of fields
     op: ClassVar[str]
 

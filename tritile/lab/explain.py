@@ -406,12 +406,12 @@ def explain(
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     if device is None and not any(tensor.is_cuda for tensor in tensors):
         device = devices.current_gpu()
-        if device is None:
-            raise InvalidValueError("explain: there is no GPU here: pass device=, such as device='h200'")
     request = "explain", what, args, kwargs, device, ("device", "config")
     chosen = call = plan_call(*request)
+    if call.device == devices.HOST:
+        raise InvalidValueError("explain: there is no GPU here: pass device=, such as device='h200'")
     is_tiled = isinstance(call.problem, Tiled)  # a decorated kernel's is not
-    if is_tiled and aten.is_torch_only(call.problem):
+    if is_tiled and call.problem.needs_torch:
         raise UnsupportedError(
             f"explain: only torch computes {call.problem.label}: tritile has no kernel to explain"
         )

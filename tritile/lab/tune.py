@@ -20,7 +20,6 @@ from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.ops.plan import call_of
 from tritile.ops.request import fixed
 from tritile.planning import plans
-from tritile.planning.aten import is_torch_only
 from tritile.tune import now
 from tritile.tune.subject.problem import is_tuned
 from tritile.tuner.adoption import tuner_for
@@ -114,7 +113,7 @@ def problem_of(
         if fixed(call) is not None:
             raise InvalidValueError(f"{caller}: a call in place has only one config: drop out=")
         problem = call.problem
-    if is_torch_only(problem):
+    if problem.needs_torch:
         raise UnsupportedError(
             f"{caller}: only torch computes {problem.label}: there is nothing of tritile's to measure"
         )

@@ -33,7 +33,7 @@ from tritile.errors import (
 from tritile.families import numerics
 from tritile.families.launching import compiles_for
 from tritile.families.registry import FAMILIES
-from tritile.families.space import illegal, invariant
+from tritile.families.space import illegal
 from tritile.ops.plan import IN_PLACE, plan_call
 from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.classes import class_of
@@ -122,7 +122,7 @@ def _with_any_rows(problem: Tiled, device: Device) -> Iterator[tuple[Config, Til
         remembered += [entry.problem for entry in table.entries] if table is not None else []
     for other in dict.fromkeys(remembered):
         if isinstance(other, type(first)):
-            called = numerics.as_invariant(other) if invariant(first) else other
+            called = numerics.as_invariant(other) if first.invariant else other
             if replace(called, m=1) in among:
                 yield _planned(called, device, "cached"), called
 

@@ -30,7 +30,7 @@ from tritile.families import torch_kernels
 from tritile.families.quantized.unpacked import Unpack
 from tritile.ops.checks import capability
 from tritile.ops.memo import ByTorch, Key, Tensors, default_precision
-from tritile.planning.aten import MOST_GROUPS, is_torch_only
+from tritile.planning.aten import MOST_GROUPS
 
 # Bound now: a program may put tritile's functions in the place of torch's.
 MM: Final = torch.mm
@@ -50,7 +50,7 @@ def torch_call_of(of: Any, problem: Tiled, how: str, out: Any) -> ByTorch | None
     Under `torch.use_deterministic_algorithms` it may only if tritile has no kernel for it: cuBLAS then needs
     a workspace of its own. Nor in "ieee" by name: tritile's sums of float32 are compensated, torch's are not.
     """
-    make, only = _MAKES.get(of.op), is_torch_only(problem)
+    make, only = _MAKES.get(of.op), problem.needs_torch
     if make is None or (is_deterministic() and not only):
         return None
     if of.first.dtype == torch.float32:

@@ -26,7 +26,6 @@ from tritile.ops.permute import contiguous, copied, permute, transpose
 from tritile.ops.request import Request, fixed, request_of
 from tritile.ops.scaled import scaled_matmul
 from tritile.planning import plans
-from tritile.planning.aten import is_torch_only
 from tritile.planning.plans import Plan
 from tritile.tuner.adoption import tuner_for
 from tritile.tuner.plan import KernelPlan, Plannable
@@ -189,7 +188,7 @@ def plan_call(
         call, allows_torch = call_of(caller, what, args, kwargs, options)
         problem, located, only = call.problem, call.tensors[0].device, fixed(call)
         if located.type == "cpu" and device is None:
-            if not INTERPRETING or is_torch_only(problem):
+            if not INTERPRETING or problem.needs_torch:
                 return plans.on_host(problem)
             interpreted = plans.interpreted(problem)
             return replace(interpreted, config=only) if only else interpreted

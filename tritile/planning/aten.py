@@ -210,11 +210,6 @@ def _illegal_groups(problem: GroupedProblem) -> str | None:
     return None
 
 
-def is_torch_only(problem: Tiled) -> bool:
-    """True if no kernel of tritile's computes a problem: torch's does, or none."""
-    return isinstance(problem, Product) and problem.needs_torch
-
-
 def kind_of(problem: Product) -> str:
     """Return the kind of a product in a table's `by_aten`: "float32 ieee", "grouped bfloat16".
 

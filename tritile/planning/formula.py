@@ -36,7 +36,7 @@ from tritile.planning.classes import MOVED, ROWS, SIDES
 
 def shape_of(config: Config, problem: Tiled, device: Device) -> Shape:
     """Return the shape of a config for all problems of this one's kind."""
-    resident, core = FAMILIES[problem.op][config.family].resident, getattr(problem, "core", problem)
+    resident, core = FAMILIES[problem.op][config.family].resident, problem.core
     return cost.shape_of(config, 1 if resident is None else resident(config, core, device))
 
 

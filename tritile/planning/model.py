@@ -12,7 +12,7 @@ from typing import Any
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import GroupedProblem, MatmulProblem, Tiled
+from tritile.core.problem import GroupedProblem, Tiled
 from tritile.families.common.cost import Program, product_us
 from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal, legal_configs, worthwhile
@@ -22,8 +22,7 @@ _SHAPES = 4  # the least number of tile shapes among configs to try first
 
 
 def predict_us(config: Config, problem: Tiled, device: Device) -> float:
-    made = problem.core if isinstance(problem, MatmulProblem) else problem
-    cost = FAMILIES[problem.op][config.family].cost(config, made, device)
+    cost = FAMILIES[problem.op][config.family].cost(config, problem.core, device)
     if not isinstance(cost, Program):
         return cost
     seen = problem.even if isinstance(problem, GroupedProblem) else problem

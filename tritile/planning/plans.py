@@ -25,7 +25,6 @@ from tritile.core.config import Config
 from tritile.core.device import HOST, Device
 from tritile.core.forgetting import new_memo
 from tritile.core.log import log
-from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import (
     AS_TORCH,
     PRECISIONS_OF,
@@ -141,7 +140,7 @@ def plan_for(
     "strict" if no measurement covers the problem, and UnsupportedError if only torch could compute it, but
     may not.
     """
-    if aten.is_torch_only(problem):
+    if problem.needs_torch:
         return _torch_only(problem, device, allows_torch)
     allows_torch = allows_torch and aten.is_compared(problem)
     key = (problem, device, mode or current_mode(), allows_torch)
@@ -224,9 +223,7 @@ def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -
 
 def _with_free(problem: Tiled) -> tuple[Tiled, ...]:
     """Return a problem and the same without batch invariance: more of those are measured."""
-    if isinstance(problem, PermuteProblem) or not problem.invariant:
-        return (problem,)
-    return problem, replace(problem, invariant=False)
+    return (problem, replace(problem, invariant=False)) if problem.invariant else (problem,)
 
 
 def trials(problem: Tiled, device: Device, *more: str) -> list[Trial]:
