@@ -21,7 +21,6 @@ import torch
 from portfolios import read_all
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem
 from tritile.families.common.cost import FIT, Facts, Fit, Program, product_us
 from tritile.families.registry import FAMILIES
 from tritile.planning.formula import FORMULAS
@@ -49,7 +48,7 @@ class Sample(NamedTuple):
 def samples(rows: list[Row], device: Device) -> list[Sample]:
     found = []
     for problem, times, _ in rows:
-        formula, core = FORMULAS[problem.op], problem.core if isinstance(problem, MatmulProblem) else problem
+        formula, core = FORMULAS[problem.op], problem.core
         fastest, keys = min(times.values()), {formula.key(config) for config in times}
         facts = {key: formula.facts(problem, device, key) for key in keys}
         for config, us in times.items():

@@ -22,7 +22,7 @@ from ladder_rungs import ITEMSIZE, LADDERS, Dtype, Op, Rung
 from tritile.cli import shared
 from tritile.cli.shared import console, number, print_table, progress, unknown
 from tritile.core import device as devices
-from tritile.core.call import MatmulCall, Memory, View
+from tritile.core.call import MatmulCall, Memory
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.settings import mode
@@ -83,7 +83,7 @@ def error_of(op: str, given: Matrices) -> float:
             raise TuningError(f"{WRONG}: elements differ")
         return 0.0
     views = (
-        View(Memory.of(name, tensor), (len(tensor), len(tensor)), (len(tensor), 1))
+        Memory.of(name, tensor).view((len(tensor), len(tensor)), (len(tensor), 1))
         for name, tensor in zip(("a", "b", "out"), given, strict=True)
     )
     return answers.answer_error(MatmulCall(*views, batch_shape=(), precision="ieee"), every=False)

@@ -196,7 +196,7 @@ ILLEGAL = [
 def test_torch_may_not_make(why, problem, change):
     changed = replace(problem, **change)
     assert why in aten.illegal(changed)
-    if aten.is_torch_only(changed):
+    if changed.needs_torch:
         with pytest.raises(UnsupportedError, match=f"only torch computes .*{why}"):
             plans.plan_for(changed, H200, None, True)
 
@@ -223,7 +223,7 @@ def test_torch_may_make(problem):
     if problem.itemsize == 1 or isinstance(problem, GroupedProblem):  # by rule, or to be predicted
         chosen = plans.plan_for(problem, H200, "cached", True)
         by_rule = gpu_tables.is_by_aten(aten.kind_of(problem), H200)
-        assert (chosen.config == aten.CONFIG) == (aten.is_torch_only(problem) or by_rule)
+        assert (chosen.config == aten.CONFIG) == (problem.needs_torch or by_rule)
 
 
 @pytest.mark.parametrize("problem", [HALF, PACKED], ids=lambda problem: problem.op)

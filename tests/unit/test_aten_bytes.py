@@ -137,7 +137,7 @@ def torch_is(monkeypatch):
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
 
     def is_by_aten(problem, index):
-        if aten.is_torch_only(problem):
+        if problem.needs_torch:
             return plans.plan_for(problem, H200, None, True).config == aten.CONFIG
         return aten.illegal(problem) is None
 

@@ -368,7 +368,7 @@ def test_every_example_is_short_and_run():
 class Thread(ThreadPoolExecutor):
     """Stands for the processes of a WorkerPool, which import torch first."""
 
-    def __init__(self, jobs):
+    def __init__(self):
         super().__init__(1)
 
     def submit(self, function, *arguments, limit_s):

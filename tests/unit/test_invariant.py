@@ -110,16 +110,12 @@ KINDS = {
 }
 
 
-def core(problem):
-    return getattr(problem, "core", problem)
-
-
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_way_for_all_rows(kind, device):
     """Rows change sizes, and with them the layouts and alignments of what has one row or one column."""
     rows = range(1, 4097) if device is HOPPER else ROWS
-    found = {canonical(core(replace(KINDS[kind], m=m)), device) for m in rows}
+    found = {canonical(replace(KINDS[kind], m=m).core, device) for m in rows}
     for changes in (
         {"m": 1, "a_align": 2},
         {"m": 9, "a_layout": "column"},
@@ -129,7 +125,7 @@ def test_one_way_for_all_rows(kind, device):
         {"x_layout": "strided", "x_align": 2},
     ):
         if all(hasattr(KINDS[kind], name) for name in changes):
-            found.add(canonical(core(replace(KINDS[kind], **changes)), device))
+            found.add(canonical(replace(KINDS[kind], **changes).core, device))
     assert len(found) == 1
 
 
@@ -154,8 +150,8 @@ def test_configs_are_left(kind, device):
             with pytest.raises(UnsupportedError):
                 legal_configs(replace(problem, invariant=False), device)
             continue
-        wanted = canonical(core(problem), device)
-        assert {numerics(config, core(problem), device) for config in left} == {wanted}
+        wanted = canonical(problem.core, device)
+        assert {numerics(config, problem.core, device) for config in left} == {wanted}
 
 
 def test_stand_ins_sum_alike():

@@ -11,10 +11,9 @@ import tritile
 from tests.commands import run
 from tritile.core.config import Config
 from tritile.core.device import HOST, target_device
+from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError, NotTunedError, ShapeError, UnsupportedError
 from tritile.families import launching
-from tritile.ops import plan as plan_module
-from tritile.ops import request as ops_request
 from tritile.ops.plan import OPERATIONS
 from tritile.tuner.plan import KernelPlan
 from tritile.tuner.store.trial import Trial
@@ -162,8 +161,7 @@ def test_host_tensors_interpreted(monkeypatch):
 
 
 def test_torch_only_not_interpreted(monkeypatch):
-    for module in (ops_request, plan_module):
-        monkeypatch.setattr(module, "is_torch_only", lambda problem: True)
+    monkeypatch.setattr(MatmulProblem, "needs_torch", True)
     monkeypatch.setattr(launching, "run_interpreted", lambda *args: pytest.fail("it was interpreted"))
     a = torch.arange(12.0).view(3, 4)
     assert torch.equal(tritile.matmul(a, a.mT), a @ a.mT)

@@ -181,7 +181,7 @@ def config(m=16, n=64, k=128, split=1, warps=4, stages=4):
     ("config", "changes", "reason"),
     [
         (config(k=64), {}, "below the 128 columns that are packed together"),
-        (config(m=8), {}, "must be 16 at the least"),
+        (config(m=8), {}, "must be at least 16"),
         (config(split=128), {}, "SPLIT_K = 128 leaves programs without a block"),
         (config(m=256, n=256), {}, "accumulator and"),
         (config(n=16, warps=8), {}, "leaves some of 8 warps idle"),

@@ -69,7 +69,7 @@ def measurable(problems: Iterable[Tiled]) -> list[Tiled]:
     """Drop the problems that only torch computes, with a message. Raises UnsupportedError if none is left."""
     kept = list[Tiled]()
     for problem in problems:
-        if aten.is_torch_only(problem):
+        if problem.needs_torch:
             shared.say(f"{problem.label}: left out, because only torch computes it")
         else:
             kept.append(problem)

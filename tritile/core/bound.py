@@ -1,4 +1,4 @@
-"""Bind what torch and Triton do not document, by name: one that went away fails where it is needed.
+"""Bind what torch and Triton do not document, by name: a missing one fails only when it is needed.
 
 What is there is returned as it is, and costs its callers nothing.
 """
@@ -56,7 +56,7 @@ class _Missing(type):
 
 
 def bound(path: str, otherwise: Any = _NOTHING) -> Any:
-    """Return what a dotted path names; where nothing does, `otherwise`, the other way to what it is for.
+    """Return what a dotted path names; if nothing does, `otherwise`, another way to do the same.
 
     Without another way, return what raises UnsupportedError once it is called, or an attribute of it is read.
     """

@@ -42,33 +42,22 @@ class Memory:
 
     @classmethod
     def of(cls, buffer: str, tensor: torch.Tensor) -> "Memory":
-        return cls(buffer, str(tensor.dtype).removeprefix("torch."), tensor.data_ptr(), tensor)
+        return Memory(buffer, str(tensor.dtype).removeprefix("torch."), tensor.data_ptr(), tensor)
+
+    def view(
+        self, shape: tuple[int, int], strides: tuple[int, int], batch_strides: tuple[int, ...] = ()
+    ) -> "View":
+        start = self.buffer, self.dtype, self.address, self.tensor
+        return View(*start, shape=shape, strides=strides, batch_strides=batch_strides)
 
 
 @dataclass(frozen=True)
-class View:
+class View(Memory):
     """A batch of matrices in memory. Strides count elements."""
 
-    memory: Memory
-    shape: tuple[int, int]
-    strides: tuple[int, int]
-    batch_strides: tuple[int, ...] = ()
-
-    @property
-    def buffer(self) -> str:
-        return self.memory.buffer
-
-    @property
-    def dtype(self) -> str:
-        return self.memory.dtype
-
-    @property
-    def address(self) -> int:
-        return self.memory.address
-
-    @property
-    def tensor(self) -> Any:
-        return self.memory.tensor
+    shape: tuple[int, int] = field(kw_only=True)
+    strides: tuple[int, int] = field(kw_only=True)
+    batch_strides: tuple[int, ...] = field(kw_only=True)
 
     @property
     def itemsize(self) -> int:
@@ -115,7 +104,7 @@ class View:
 
 
 class Fallback(NamedTuple):
-    """The GPU's fallback flag, an int32 word: make the product where it is in `least` .. `end` - 1.
+    """The GPU's fallback flag, an int32 word: make the product if it is in `least` .. `end` - 1.
 
     See `tritile.families.common.fallback`.
     """
@@ -215,9 +204,9 @@ class MatmulCall(_ProductCall):
 
     @property
     def memory(self) -> tuple[Memory, ...]:
-        views = [self.a, self.b, self.out, *self.sides.values(), self.up]
-        flags = [] if self.fallback is None else [self.fallback.flag]
-        return (*(view.memory for view in views if view is not None), *self.scales, *flags)
+        up = () if self.up is None else (self.up,)
+        flags = () if self.fallback is None else (self.fallback.flag,)
+        return (self.a, self.b, self.out, *self.sides.values(), *up, *self.scales, *flags)
 
 
 @dataclass(frozen=True)
@@ -253,7 +242,7 @@ class GroupedCall(_ProductCall):
 
     @property
     def memory(self) -> tuple[Memory, ...]:
-        return (self.a.memory, self.b.memory, self.out.memory, self.offs, *self.scales)
+        return (self.a, self.b, self.out, self.offs, *self.scales)
 
 
 @dataclass(frozen=True)
@@ -321,8 +310,7 @@ class QuantizedCall(_Call):
 
     @property
     def memory(self) -> tuple[Memory, ...]:
-        bias = None if self.bias is None else self.bias.memory
-        found = (self.x.memory, self.words, self.scales, self.zeros, bias, self.out.memory)
+        found = (self.x, self.words, self.scales, self.zeros, self.bias, self.out)
         return tuple(memory for memory in found if memory is not None)
 
 
@@ -351,7 +339,7 @@ def call_for(problem: Tiled, make: Make | None = None) -> Call:
         each = leading * (columns if layout == "column" else rows)
         last = (rows - 1) * strides[0] + (columns - 1) * strides[1]
         place = memory(buffer, dtype, 1 + last + each * ((batch or 1) - 1))
-        return View(place, shape, strides, () if batch is None else (each,))
+        return place.view(shape, strides, () if batch is None else (each,))
 
     if isinstance(problem, PermuteProblem):
         kind, lanes = f"int{8 * min(problem.itemsize, 8)}", 2 if problem.itemsize == 16 else 1
@@ -365,7 +353,7 @@ def call_for(problem: Tiled, make: Make | None = None) -> Call:
             memory("words", "int32", prod(problem.words)),
             memory("scales", dtype, scales),
             memory("zeros", "int16", scales) if problem.zero_points else None,
-            View(memory("bias", dtype, n), (m, n), (0, 1)) if problem.bias else None,
+            memory("bias", dtype, n).view((m, n), (0, 1)) if problem.bias else None,
             matrices("out", dtype, ("row", n), (m, n)),
             problem.bits, problem.group_size, problem.invariant,
         )  # fmt: skip
@@ -394,7 +382,7 @@ def call_for(problem: Tiled, make: Make | None = None) -> Call:
             elements = {"one": 1, "row": n, "column": m, "full": m * n * problem.batch}[how]
             kind = "float32" if name.startswith("scale") else problem.out_dtype
             steps = () if batch is None else (m * n if how == "full" else 0,)
-            sides[name] = View(memory(name, kind, elements), (m, n), strides, steps)
+            sides[name] = memory(name, kind, elements).view((m, n), strides, steps)
     weight = 0.5 if epilogue.weighted else 1.0
     up = matrices("up", dtype, of_b, (k, n), batch) if epilogue.gated else None
     return MatmulCall(

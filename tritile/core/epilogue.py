@@ -29,7 +29,7 @@ class Epilogue:
     - `activation` is one of ACTIVATIONS or "".
     - `weighted`: it has alpha and beta.
 
-    It is false where nothing is to be done. In files, on command lines and in messages it is the text that
+    It is false if nothing is to be done. In files, on command lines and in messages it is the text that
     `str` returns and `parse` reads, which lists what there is: "scale_a=column scale_b=row bias=row gelu".
     Raises InvalidValueError if a field is out of its range.
     """
@@ -52,7 +52,7 @@ class Epilogue:
                 f"and an activation among {', '.join(ACTIVATIONS)}"
             )
         if self.bias_up and not self.gated:
-            raise InvalidValueError(f"{self!r}: expected bias_up only where gated")
+            raise InvalidValueError(f"{self!r}: expected bias_up only if gated")
 
     def __str__(self) -> str:
         sides = [f"{name}={getattr(self, name)}" for name in SIDES if getattr(self, name)]

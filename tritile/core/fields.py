@@ -1,4 +1,4 @@
-"""Check the fields of problems."""
+"""What problems of all kinds have in common, and checks of their fields."""
 
 import math
 from typing import Any, Final
@@ -37,3 +37,17 @@ def check_fields(problem: Any, **allowed: tuple[object, ...]) -> None:
         if not any(value == each and type(value) is type(each) for each in values):
             article = "an" if name[0] in "aeiou" else "a"
             check(False, problem, f"{article} {name} of {', '.join(map(str, values))}")
+
+
+class Base:
+    """What holds of a problem unless its class says otherwise."""
+
+    @property
+    def needs_torch(self) -> bool:
+        """True if no kernel of tritile's computes it: torch's does, or none."""
+        return False
+
+    @property
+    def core(self) -> Any:
+        """The problem that kernels make: another one if operands are transformed first."""
+        return self

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
-from tritile.core.fields import ALIGNMENTS, alignment, check, check_fields, check_sizes, is_extent
+from tritile.core.fields import ALIGNMENTS, Base, alignment, check, check_fields, check_sizes, is_extent
 from tritile.errors import InvalidValueError
 
 _TILE: Final = 4096  # elements that the dimensions of a tile should have
@@ -16,7 +16,7 @@ Strides = tuple[tuple[int, ...], ...]  # of each operand
 def merged(sizes: Sequence[int], *strides: Sequence[int]) -> tuple[tuple[int, ...], Strides]:
     """Return the same index space with the fewest dimensions: ones dropped, neighbours merged.
 
-    Two neighbours merge where, in every operand, stepping the outer once is stepping the inner
+    Two neighbours merge if, in every operand, stepping the outer once is stepping the inner
     through its whole size. Returns the sizes and, for each operand, its strides.
     """
     out: list[list[int]] = []  # [size, stride of operand 0, stride of operand 1, ...]
@@ -60,7 +60,7 @@ def _run(
 
 
 @dataclass(frozen=True)
-class PermuteProblem:
+class PermuteProblem(Base):
     """A copy of elements from x to out, with dimensions reordered, over one index space.
 
     Attributes:
@@ -77,6 +77,7 @@ class PermuteProblem:
     """
 
     op: ClassVar[str] = "permute"
+    invariant: ClassVar[bool] = False  # it moves bits, and sums nothing
     shape: tuple[int, ...]
     x_strides: tuple[int, ...]
     out_strides: tuple[int, ...]
@@ -196,7 +197,7 @@ class PermuteProblem:
 
     @functools.cached_property
     def n_digits(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return sizes and strides of x along n, innermost first: one of each where n has no gap in x."""
+        """Return sizes and strides of x along n, innermost first: one of each if n has no gap in x."""
         dims = self.plane.n[::-1]
         sizes, (strides,) = merged([self.shape[i] for i in dims], [self.x_strides[i] for i in dims])
         return (sizes[::-1] or (1,), strides[::-1] or (0,))
@@ -233,7 +234,7 @@ class PermuteProblem:
 def _widened(
     shape: tuple[int, ...], strides: Strides, itemsize: int, addresses: tuple[int, int]
 ) -> tuple[tuple[int, ...], Strides, int]:
-    """Take pairs of elements as one, again and again, where short runs stay side by side."""
+    """Take pairs of elements as one, again and again, as long as short runs stay side by side."""
     while itemsize < 8:
         inner = next((i for i, steps in enumerate(zip(*strides, strict=True)) if steps == (1, 1)), None)
         if inner is None or shape[inner] * itemsize > 64:

@@ -17,7 +17,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from tritile.core.epilogue import BARE, Epilogue
-from tritile.core.fields import ALIGNMENTS, alignment, check, check_fields, check_sizes
+from tritile.core.fields import ALIGNMENTS, Base, alignment, check, check_fields, check_sizes
 from tritile.core.permutation import PermuteProblem
 from tritile.errors import InvalidValueError
 
@@ -37,13 +37,13 @@ PRECISIONS_OF: Final[dict[str, tuple[Precision, ...]]] = {
     **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
 }
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
-AS_TORCH: Final = "torch"  # the precision that torch is set to, where tritile does not know that setting
+AS_TORCH: Final = "torch"  # the precision that torch is set to, if tritile does not know that setting
 SCALE_K: Final = 128  # elements of K that share a scale within a sum, and that tensor cores sum of fp8
 # How many rows of a, and columns of b, share a scale within a sum.
 BLOCK_SCALES: Final = {"": None, "1x1": (1, 1), "1x128": (1, 128), "128x1": (128, 1), "128x128": (128, 128)}
 
 
-class _Sized:
+class _Sized(Base):
     _SIZES: ClassVar[tuple[str, ...]]  # names of fields
     op: ClassVar[str]
 
@@ -99,7 +99,7 @@ class _Laid(_Sized):
 
     @property
     def leading(self) -> tuple[int, int, int]:
-        """Elements from one row of a, b and out to the next, or one column, where these have no gaps.
+        """Elements from one row of a, b and out to the next, or one column, if these have no gaps.
 
         Of a strided matrix a row has every other element.
         """
@@ -195,7 +195,7 @@ class MatmulProblem(_Laid):
         check_fields(self, precision=(*PRECISIONS, AS_TORCH) if self.dtype == "float32" else PRECISIONS)
         self._check_laid()
         mixed = {self.dtype, self.b_dtype} == set(FP8_DTYPES)
-        check(not self.b_dtype or mixed, self, "a b_dtype only where a and b are of fp8 types that differ")
+        check(not self.b_dtype or mixed, self, "a b_dtype only if a and b have fp8 dtypes that differ")
         scalable = self.dtype in FP8_DTYPES and self.batch == 1
         check(not self.block_scales or scalable, self, "block scales of fp8, in one product")
         # fp8 needs scales, fp16x3 transforms both matrices: not offered
@@ -204,7 +204,7 @@ class MatmulProblem(_Laid):
 
     @property
     def rights(self) -> int:
-        """How many matrices a is multiplied by: two where gated."""
+        """How many matrices a is multiplied by: two if gated."""
         return 2 if self.epilogue.gated else 1
 
     @property
@@ -241,7 +241,7 @@ class MatmulProblem(_Laid):
 
     @functools.cached_property
     def core(self) -> "MatmulProblem":
-        """The product that kernels make: another one where operands are transformed first."""
+        """The product that kernels make: another one if operands are transformed first."""
         if self.by_rows:
             return replace(self, b_layout="row", b_align=16)
         if not self.in_parts:
@@ -381,7 +381,7 @@ class GroupedProblem(_Laid):
 
     @property
     def even(self) -> MatmulProblem:
-        """The batch of products that it is where groups are as large as each other."""
+        """The batch of products that it would be if all groups had the same size."""
         dtypes, m = (self.dtype, self.out_dtype), -(-self.m // self.groups)
         return MatmulProblem(
             self.groups, m, self.n, self.k, *dtypes, *self.layouts, *self.aligns, self.precision

@@ -93,27 +93,29 @@ _IS_CHOSEN: Final = ContextVar("tritile_is_chosen", default=False)
 # torch's compiler guards it and keeps both graphs. It cannot guard a ContextVar, so the choice of another
 # thread counts here, too: that graph then calls the operator, which reads the settings of its own context.
 may_lower = True
-_HELD: Final[set[int]] = set()  # the ids of all `_Held`
-_held_lock: Final = threading.RLock()  # reentrant: a collection may free a `_Held` while another is made
+_BLOCKS: Final[set[int]] = set()  # the ids of all `_Block`
+_blocks_lock: Final = threading.RLock()  # reentrant: a collection may free a `_Block` while another is made
 
 
-class _Held:
+class _Block:
     """Keep `may_lower` False as long as a context, or a copy of one such as a task's, refers to this."""
 
     def __init__(self) -> None:
         global may_lower
-        with _held_lock:
-            _HELD.add(id(self))
+        with _blocks_lock:
+            _BLOCKS.add(id(self))
             may_lower = False
 
-    def __del__(self, lock: Any = _held_lock, held: set[int] = _HELD) -> None:  # at exit, names are gone
+    def __del__(
+        self, lock: Any = _blocks_lock, blocks: set[int] = _BLOCKS
+    ) -> None:  # at exit, names are gone
         global may_lower
         with lock:
-            held.discard(id(self))
-            may_lower = not held
+            blocks.discard(id(self))
+            may_lower = not blocks
 
 
-_HOLDING: Final[ContextVar[_Held | None]] = ContextVar("tritile_holding", default=None)
+_BLOCK: Final[ContextVar[_Block | None]] = ContextVar("tritile_block", default=None)
 
 
 class _Choosing(contextlib.ContextDecorator):
@@ -135,7 +137,7 @@ class _Choosing(contextlib.ContextDecorator):
         tokens.append((_IS_CHOSEN, _IS_CHOSEN.set(True)))
         # Under these modes a graph with torch's own product is as good.
         if not all(setting is _MODE and value in ("cached", "tune") for setting, value in self._choices):
-            tokens.append((_HOLDING, _HOLDING.set(_Held())))
+            tokens.append((_BLOCK, _BLOCK.set(_Block())))
         self._tokens.append(tokens)
 
     def __exit__(self, *_: object) -> None:
@@ -201,7 +203,7 @@ def mode(name: Mode | None = None, *, backends: str | None = None, fp32: str | N
 
     Args:
         name: one of the modes below. None keeps the current mode.
-        backends: "triton,aten" (the default) runs torch's own kernel where it was measured, or is predicted,
+        backends: "triton,aten" (the default) runs torch's own kernel if it was measured, or is predicted,
             to be faster than any of tritile's; "triton" never does. None keeps the current setting. The
             variable `TRITILE_BACKENDS` sets it for a process.
         fp32: how to multiply float32 if the call names no precision: "torch" (the default) as torch is set,

@@ -167,7 +167,7 @@ def source_hash(*kernels: Any) -> str:
     Globals, closures, defaults and heuristics are followed, through any number of dots. Jitted functions
     count by source and options, plain ones by their bytecode, which may differ between versions of Python.
     Values count that are numbers, text, dtypes, `tl.constexpr`, and collections of these. Settings of Triton
-    that change what is compiled count where they differ from their defaults, as they are at this call.
+    that change what is compiled count if they differ from their defaults, as they are at this call.
     Files, lines and names of modules do not count: a move changes nothing. Libraries are not followed: the
     version of Triton is stored with this digest wherever it is used.
     """

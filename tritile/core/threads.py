@@ -116,7 +116,7 @@ def _waits_for(worker: int | None, thread: int) -> bool:
 def once(key: Hashable, work: Callable[[], T]) -> T:
     """Return what `work()` gives; of threads that call this with one key at the same time one does it.
 
-    The others wait, and get its result or the error that it raised. Where it was interrupted, one of them
+    The others wait, and get its result or the error that it raised. If it was interrupted, one of them
     begins anew. A thread that would wait for itself does the work, too: a benchmark that calls its own
     kernel, or two kernels whose grids call each other.
     """

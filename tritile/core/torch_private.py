@@ -1,7 +1,7 @@
 """Name all that tritile uses of torch and torch does not document; no other module names any of it.
 
 A function that every launch calls is torch's own, and not wrapped in another. In the place of one that this
-torch does not have is another way to the same, documented and slower; where there is none, what needs it
+torch does not have is another way to the same, documented and slower; if there is none, what needs it
 raises UnsupportedError.
 """
 
@@ -66,21 +66,21 @@ def constant_in_graphs(function: _Function) -> _Function:
 
 # The state that torch keeps for a call: modes, autocast, forward derivatives, transforms.
 
-# Return how many `__torch_dispatch__` modes are on; some may be where torch does not say.
+# Return how many `__torch_dispatch__` modes are on; some may be if torch does not say.
 modes_entered: Any = bound("torch._C._len_torch_dispatch_stack", lambda: 1)
 # True if torch.autocast is on for any device.
 is_any_autocast_on: Any = bound(
     "torch._C._is_any_autocast_enabled", lambda: any(map(torch.is_autocast_enabled, ("cuda", "cpu")))
 )
-# Read the level of forward derivatives, -1 outside all; 0 where torch does not say, as there may be one.
+# Read the level of forward derivatives, -1 outside all; 0 if torch does not say, as there may be one.
 forward_level: Final = functools.partial(getattr, forward_ad, "_current_level", 0)
 # Turn tangents on or off for a `with`.
 forward_recording: Any = bound("torch.autograd.forward_ad._set_fwd_grad_enabled")
-# Return the innermost torch.func transform or None; there may be one where torch does not say.
+# Return the innermost torch.func transform or None; there may be one if torch does not say.
 innermost_transform: Any = bound("torch._C._functorch.peek_interpreter_stack", lambda: True)
 # Return the transform that runs.
 current_transform: Any = bound("torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter")
-# True of a tensor that torch.func wraps; of any inside a transform where torch does not say.
+# True of a tensor that torch.func wraps; of any inside a transform if torch does not say.
 is_transformed: Any = bound(
     "torch._C._functorch.is_functorch_wrapped_tensor", lambda tensor: innermost_transform() is not None
 )
@@ -142,9 +142,9 @@ def know_words(operator: Any, words: Sequence[str]) -> None:
 unsafe_view: Any = bound(
     "torch.ops.aten._unsafe_view.default", lambda tensor, shape: tensor.reshape(shape).clone()
 )
-# True of a view of another tensor, as autograd tracks it; of any where torch does not say.
+# True of a view of another tensor, as autograd tracks it; of any if torch does not say.
 is_view: Any = bound("torch.Tensor._is_view", lambda tensor: True)
-# Return a tensor's negative, as a lazy view where torch makes one.
+# Return a tensor's negative, as a lazy view if torch makes one.
 neg_view: Any = bound("torch._neg_view", torch.neg)
 int_mm: Any = bound("torch._int_mm")  # multiply int8 matrices into int32
 scaled_mm: Any = bound("torch._scaled_mm")  # multiply fp8 matrices with scales
@@ -156,7 +156,7 @@ addmm_activation: Any = bound("torch._addmm_activation")
 grouped_mm: Any = bound("torch._grouped_mm")  # multiply groups of matrices
 # Multiply groups of fp8 matrices with scales.
 scaled_grouped_mm: Any = bound("torch._scaled_grouped_mm")
-# Lay a weight of 4-bit numbers out as `int4_mm` wants it.
+# Lay a weight of 4-bit numbers out as `int4_mm` needs it.
 int4_packed: Any = bound("torch._convert_weight_to_int4pack")
 int4_mm: Any = bound("torch._weight_int4pack_mm")  # multiply by a weight of 4-bit numbers
 

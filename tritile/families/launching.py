@@ -1,6 +1,5 @@
 """Compile calls of problems by configs, and prepare them to run."""
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
     """Compile a call for the GPU that its tensors are on, and load.
 
     Raises TuningError if the config does not compile, or asks for more than the GPU has, and
-    NotCompiledError where compiles are refused. A programming error passes.
+    NotCompiledError if compiles are refused. A programming error passes.
     """
     index, pieces = call.tensors[0].device.index, []
     for piece, work in pieces_of(call, config, devices.gpu(index)):
@@ -54,13 +53,8 @@ def compiles_for(problem: Tiled, config: Config, device: Device) -> Iterator[Cal
     To be called inside `compiling_for(device)`. Each function returns Triton's kernel. Any error, here or in
     a compile, means that the config cannot be used.
     """
-
-    def compiled(compiles: Callable[[], Any]) -> Any:
-        with log_compiles_as(problem.label, str(config)):
-            return compiles()
-
     for compiles in compiles_of(call_for(problem), config, device):
-        yield functools.partial(compiled, compiles)
+        yield log_compiles_as(problem.label, str(config))(compiles)
 
 
 def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
@@ -68,7 +62,7 @@ def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
 
     If a call launches several kernels, return the one that computes. Not for use while another thread
     launches kernels: Triton's driver is a global. Raises TuningError, with the first line of the reason,
-    where the compiler refuses. A programming error passes.
+    if the compiler refuses. A programming error passes.
     """
     with compiling_for(device):
         try:

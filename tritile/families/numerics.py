@@ -9,11 +9,11 @@ nothing else:
   matters how much of K an instruction takes, and where it truncates: `wgmma` (16 of K of 16-bit types, 32
   bytes of others) and the instructions of a warp differ. It does not matter how many rows or columns one
   takes, where a row lies in it, and whether operands come from registers or shared memory. `tl.dot` compiles
-  to `wgmma`, or Blackwell's `tcgen05.mma`, where a tile has 64 rows or more and whole warpgroups make it.
+  to `wgmma`, or Blackwell's `tcgen05.mma`, if a tile has 64 rows or more and whole warpgroups make it.
   AMD's matrix cores have instructions of 32 x 32 and 16 x 16, of different depths, by the smaller side of a
   tile.
 - The parts of K that programs share (SPLIT_K), summed apart and added up in their order.
-- The steps of K that are summed apart, where sums leave tensor cores or are compensated: those of IEEE fp32,
+- The steps of K that are summed apart, if sums leave tensor cores or are compensated: those of IEEE fp32,
   and of fp8 unless "fast". Elsewhere an instruction follows another in the order of
   K, wherever blocks of K begin: blocks are whole instructions, and zeros that fill up the last add nothing.
 - Who rounds fp32 to TF32: the hardware that brings tiles (TMA), or the kernel. They may treat ties
@@ -59,7 +59,7 @@ class Numerics(NamedTuple):
     - `instruction`: "warpgroup", "warp", "matrix 32" and "matrix 16" (AMD's), "fma", "fma by words", "mma by
       words", "fp64", or "exact".
     - `parts`: parts of K that are summed by programs of their own.
-    - `step`: elements of K that are summed apart, 0 where blocks make no difference.
+    - `step`: elements of K that are summed apart, 0 if blocks make no difference.
     - `rounding`: who rounds to TF32, "tma" or "kernel"; "" if nobody does.
     - `scaled`: what scales of a packed weight multiply: "weights", which are then rounded, or "sums" over a
       block of K.
@@ -125,7 +125,7 @@ def canonical_product(problem: Product, device: Device) -> Numerics:
     """Return the numerics that a product has in batch-invariant mode, whatever its m.
 
     There is one part, on the instruction that is fastest with many rows. TMA rounds TF32: it reaches every
-    layout except a column-major result, as that of one column may be. Where groups begin amid a contiguous
+    layout except a column-major result, as that of one column may be. If groups begin inside a contiguous
     dimension TMA sees nothing, so for groups the kernel rounds.
     """
     instruction = _only_instruction(problem) or fastest(device)
@@ -160,7 +160,7 @@ def by_data(problem: Tiled) -> bool:
 
 
 def with_default_precision(problem: Tiled) -> Tiled:
-    """Return the problem of the same call, where that names no precision, by `mode(fp32=...)`."""
+    """Return the problem of the same call, if that names no precision, by `mode(fp32=...)`."""
     if not isinstance(problem, MatmulProblem) or problem.rights > 1 or problem.invariant:
         return problem
     if (problem.dtype, problem.precision) != ("float32", "ieee") or not fp32_by_parts():
@@ -175,8 +175,7 @@ def as_invariant(problem: Tiled) -> Tiled:
 
 # --- What precisions mean, and how far each may be from exact ---
 
-_PLAIN: Final = {"float32": "fp32", "float64": "fp64"}
-_WORDS: Final = {
+_MEANINGS: Final = {
     "fp16x3": "three products of fp16 parts on tensor cores",
     "tf32": "one product in TF32 on tensor cores",
     "fast": "sums stay in the tensor cores",
@@ -192,9 +191,9 @@ ERRORS: Final = {
 
 def meaning(precision: str, dtype: str) -> str:
     """Return how products in a precision of a dtype are made, in a few words."""
-    if precision == "ieee":
-        return "sums move to fp32 every 128 of K" if dtype in FP8_DTYPES else f"plain {_PLAIN[dtype]}"
-    return _WORDS[precision]
+    if precision != "ieee":
+        return _MEANINGS[precision]
+    return "sums move to fp32 every 128 of K" if dtype in FP8_DTYPES else f"plain fp{dtype[-2:]}"
 
 
 def explained(precisions: Sequence[str], dtype: str) -> str:

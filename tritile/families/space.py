@@ -4,29 +4,19 @@ from collections.abc import Callable, Iterable
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.permutation import PermuteProblem
-from tritile.core.problem import MatmulProblem, Product, Tiled
+from tritile.core.problem import MatmulProblem, Tiled
 from tritile.errors import UnsupportedError
 from tritile.families.numerics import Numerics, by_data, pad_to_canonical_tile
 from tritile.families.registry import FAMILIES
 
 
 def contenders(problem: Tiled) -> tuple[str, ...]:
-    """Return the families of the problem's operation that can be the fastest, where they may run it."""
+    """Return the families of the problem's operation that can be the fastest, if they are legal."""
     return tuple(name for name, family in FAMILIES[problem.op].items() if family.contends(problem))
-
-
-def invariant(problem: Tiled) -> bool:
-    """True if all configs of a problem must sum in one way: see `tritile.families.numerics`."""
-    return not isinstance(problem, PermuteProblem) and problem.invariant
 
 
 def canonical(problem: Tiled, device: Device) -> Numerics:
     return next(iter(FAMILIES[problem.op].values())).canonical(problem, device)
-
-
-def _core(problem: Tiled) -> Tiled:
-    return problem.core if isinstance(problem, MatmulProblem) else problem
 
 
 def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
@@ -34,18 +24,18 @@ def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
 
     This is decided before compiling. The resources of the compiled kernel are checked after it is compiled.
     """
-    if isinstance(problem, Product) and problem.needs_torch:
+    if problem.needs_torch:
         return "only torch computes it"
     family = FAMILIES[problem.op].get(config.family)
     if family is None:
         return f"family {config.family!r} is not one of {problem.op}: {', '.join(FAMILIES[problem.op])}"
     if isinstance(problem, MatmulProblem) and problem.in_parts and device.nvidia < 80:
         return f"fp16x3 needs compute capability 8.0, which {device.name} lacks"
-    if invariant(problem) and by_data(problem):
+    if problem.invariant and by_data(problem):
         return "its data decide how it sums, and batch-invariant products sum in one way"
-    core = _core(problem)
+    core = problem.core
     reason = family.illegal(config, core, device)
-    if reason is not None or not invariant(problem):
+    if reason is not None or not problem.invariant:
         return reason
     pairs = zip(Numerics._fields, family.numerics(config, core, device), canonical(core, device), strict=True)
     differs = ", ".join(f"{name} {own!r}, not {other!r}" for name, own, other in pairs if own != other)
@@ -53,9 +43,9 @@ def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
 
 
 def dominated(problem: Tiled, device: Device) -> Callable[[Config], bool]:
-    """True for a config where another of the same family does the same work or less."""
-    families, core = FAMILIES[problem.op], _core(problem)
-    large = pad_to_canonical_tile(core, canonical(core, device)) if invariant(problem) else core
+    """Return a predicate of configs: true if another of the same family does the same work or less."""
+    families, core = FAMILIES[problem.op], problem.core
+    large = pad_to_canonical_tile(core, canonical(core, device)) if problem.invariant else core
     return lambda config: families[config.family].is_dominated(config, large, device)
 
 

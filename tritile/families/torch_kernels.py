@@ -1,6 +1,6 @@
-"""Call torch's kernels where that takes more than one function: fp8 with scales, and groups.
+"""Calls of torch's kernels that take more than one function: fp8 with scales, and groups.
 
-Memory is laid out as torch wants it where it is not so: of scales and offsets, which are small.
+Scales and offsets, which are small, are copied if they are not laid out as torch needs them.
 """
 
 from typing import Any, Final
@@ -12,14 +12,14 @@ from tritile.core.torch_private import ScalingType, block_scaled_mm, grouped_mm,
 from tritile.families.grouped.groups import zero_rows
 
 _RECIPES: Final = {1: "BlockWise1x128", 128: "BlockWise128x128"}
-_PROGRAMS: Final = 512  # enough to fill a GPU, and few to start where no row is left
+_PROGRAMS: Final = 512  # enough to fill a GPU, and few to start if no row is left
 _BLOCK: Final = 1024
 
 _ones: Final[dict[torch.device, torch.Tensor]] = {}
 
 
 def one(device: torch.device) -> torch.Tensor | None:
-    """Return the scale 1 on a GPU, of which there is one; None while a graph is captured ahead of that."""
+    """Return the scale 1 on a GPU, made once; None if it would have to be made while a graph is captured."""
     if device not in _ones:
         if capturing():
             return None
@@ -29,7 +29,7 @@ def one(device: torch.device) -> torch.Tensor | None:
 
 
 def _laid_out(scale: torch.Tensor, shared: int) -> torch.Tensor:
-    """Return scales (rows, blocks of K) as cuBLAS reads them, in a copy unless they lie so.
+    """Return scales (rows, blocks of K) in the layout that cuBLAS reads, copied only if necessary.
 
     Of each row: contiguous along rows. Of 128 rows: (blocks of K, rows), contiguous along the former, with
     zeros up to a multiple of 4.
@@ -72,7 +72,7 @@ def by_blocks(
 
 
 def cut(offs: torch.Tensor, total: int) -> torch.Tensor:
-    """Return offsets of which none lies below an earlier one, or outside of 0 to total."""
+    """Return offsets raised to the ones before them, and clamped to 0 to total."""
     return offs.cummax(0).values.clamp_(0, total)
 
 
@@ -85,7 +85,7 @@ def zero_past(out: torch.Tensor, ends: torch.Tensor) -> None:
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:
-    """Return a bfloat16 matrix in contiguous rows of whole words of 16 bytes, widened by zeros where not."""
+    """Return a bfloat16 matrix in contiguous rows of whole 16-byte words, padded with zeros if necessary."""
     rows, columns = x.shape
     fits = x.stride(1) == 1 and x.stride(0) >= columns and columns % 8 == x.stride(0) % 8 == 0
     if fits and x.data_ptr() % 16 == 0:

@@ -7,7 +7,7 @@ than a launch counts is cut into pieces.
 
 from dataclasses import replace
 from math import prod
-from typing import Final
+from typing import Final, TypeVar
 
 from tritile.core.call import Call, MatmulCall, Memory, PermuteCall, QuantizedCall, View
 from tritile.core.config import ATEN, Config
@@ -20,6 +20,7 @@ from tritile.families.registry import FAMILIES
 from tritile.families.rows import lowering as rows
 from tritile.runtime.work import Work, laid_out
 
+_Memory = TypeVar("_Memory", bound=Memory)  # or a view
 # Of one launch: Triton's launcher counts programs in 32 bits, and drops the rest.
 _MAX_PROGRAMS: Final = 2**31 - 1
 
@@ -60,7 +61,7 @@ def workspace_bytes(call: Call, config: Config, device: Device) -> int:
 def _piece(call: Call, axis: int, start: int, size: int) -> Call:
     """Return the part of a call from `start` on along one axis of its batch."""
 
-    def moved(memory: Memory, stride: int, itemsize: int) -> Memory:
+    def moved(memory: _Memory, stride: int, itemsize: int) -> _Memory:
         by, tensor = start * stride * itemsize, memory.tensor
         if tensor is not None:
             at = tensor.storage_offset() + by // tensor.element_size()
@@ -78,7 +79,7 @@ def _piece(call: Call, axis: int, start: int, size: int) -> Call:
     assert isinstance(call, MatmulCall)  # others have no batch
 
     def part(view: View) -> View:
-        return replace(view, memory=moved(view.memory, view.batch_strides[axis], view.itemsize))
+        return moved(view, view.batch_strides[axis], view.itemsize)
 
     return replace(
         call,

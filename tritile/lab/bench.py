@@ -54,8 +54,8 @@ class BenchResult(Tabular):
         error: norm of the result's error relative to a float64 reference; None for a decorated kernel.
         torch_error: the same for torch's result.
         copy_gbps: the rate of a plain copy of as many bytes as a permutation moves, read and written.
-        torch_calls: microseconds of each of torch's ways, where there are several; `others_us` has further
-            baselines, and `triton_us` tritile's own kernel where a call runs torch's.
+        torch_calls: microseconds of each of torch's ways, if there are several; `others_us` has further
+            baselines, and `triton_us` tritile's own kernel if a call runs torch's.
     """
 
     problem: Problem
@@ -193,11 +193,11 @@ def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any])
     plan = kernel.planned(args, kwargs, device)
     config = identity(plan.config)
     call = kernel.call(args, {"warmup": False} | kwargs, device)
-    raced = [config] if kernel.reference is None else [config, REFERENCE]
+    sides = [config] if kernel.reference is None else [config, REFERENCE]
     with shipped(replace(call, configs={config: plan.config})) as (runner, tunable):
         try:
             runner.begin(tunable)
-            samples = runner.race(tunable, raced)
+            samples = runner.race(tunable, sides)
         finally:
             runner.end(tunable)
     own, *reference = map(timing.timing_of, samples)

@@ -176,27 +176,27 @@ def _warn_in_process(label: str, done: str, why: Exception) -> None:
 
 
 def _elsewhere(call: KernelCall, configs: list[triton.Config]) -> Results:
-    """Check in another process, which a config may crash; here where the call cannot be sent there."""
+    """Check in another process, which a config may crash; here if the call cannot be sent there."""
     named = identified(configs)
     with ExitStack() as stack:
         try:
-            shop, subject = stack.enter_context(shipped(replace(call, configs=named)))
-            shop.begin(subject)
+            runner, tunable = stack.enter_context(shipped(replace(call, configs=named)))
+            runner.begin(tunable)
         except (UnsupportedError, TuningError) as error:
             _warn_in_process(call.problem.label, "checked", error)
             yield from _here(call, configs)
             return
-        stack.callback(shop.end, subject)
-        compiles = [(config, own, shop.compile(subject, own)) for own, config in named.items()]
+        stack.callback(runner.end, tunable)
+        compiles = [(config, own, runner.compile(tunable, own)) for own, config in named.items()]
         for config, own, compiled in compiles:
             try:
                 compiled.result()
-                yield config, shop.check(subject, own)
+                yield config, runner.check(tunable, own)
             except TuningError as error:
                 yield config, error
 
 
-def _taken(call: KernelCall, config: Config | triton.Config) -> Resources:
+def _resources_of(call: KernelCall, config: Config | triton.Config) -> Resources:
     """Compile a config of a call on `StandIn`s, and read what its kernel takes. Raises TuningError."""
     try:
         kernel = call.compiled(config)
@@ -209,15 +209,15 @@ def _taken(call: KernelCall, config: Config | triton.Config) -> Resources:
         raise TuningError(f"what its kernel takes cannot be read: {brief(error)}") from error
 
 
-def _taken_there(shipment: Shipment, config: Config, cache: str) -> Resources:
-    """Do the same in a process that compiles, with the caller's cache."""
+def _resources_in_worker(shipment: Shipment, config: Config, cache: str) -> Resources:
+    """Do the same in a worker process, with the caller's cache."""
     with knobs.cache.scope():
         knobs.cache.dir = cache
-        return _taken(unpack(shipment, StandIn), config)
+        return _resources_of(unpack(shipment, StandIn), config)
 
 
 def _ahead(call: KernelCall, configs: list[triton.Config]) -> Results:
-    """Compile for the call's GPU, in parallel processes; here where the call cannot be sent there."""
+    """Compile for the call's GPU, in parallel processes; here if the call cannot be sent there."""
     named = identified(configs)
     # None of these is compiled, and each may hold what cannot be sent.
     call = replace(call, reference=None, pre_hook=None).having({"grid": None})
@@ -228,13 +228,13 @@ def _ahead(call: KernelCall, configs: list[triton.Config]) -> Results:
         call = call.having(stood_in(call.tensors))
         for config in configs:
             try:
-                yield config, _taken(call, config)
+                yield config, _resources_of(call, config)
             except TuningError as error:
                 yield config, error
         return
     with WorkerPool() as pool:
         cache = str(knobs.cache.dir)
-        compiles = [(c, pool.submit(_taken_there, shipment, own, cache)) for own, c in named.items()]
+        compiles = [(c, pool.submit(_resources_in_worker, shipment, own, cache)) for own, c in named.items()]
         for config, future in compiles:
             try:
                 yield config, future.result()
@@ -242,7 +242,7 @@ def _ahead(call: KernelCall, configs: list[triton.Config]) -> Results:
                 yield config, error
 
 
-def _judged(
+def _outcome(
     config: triton.Config, result: Result, before: CheckedConfig | None, label: str, device: Device
 ) -> CheckedConfig:
     """Return the outcome of a config at a call, after those `before`, which it passed."""
@@ -350,18 +350,16 @@ def check(
     if make is not None and not callable(make):
         raise InvalidValueError(f"check: make is {make!r}: expected a function of sizes")
     check_keywords(kernel.fn, kernel.space or kernel.configs, kwargs, _OPTIONS)
-    calls: list[Arguments] = [args]
-    made: dict[tuple[Any, ...], None] = {}
+    calls: list[tuple[Arguments, tuple[Any, ...]]] = [(args, ())]
     if make is not None:
         if not all(type(size) is int and size > 0 for size in args):
             passed = ", ".join(str(arg) if isinstance(arg, int) else type(arg).__name__ for arg in args)
             raise InvalidValueError(f"check: with make= the arguments are sizes of 1 or more, not {passed}")
-        made = dict.fromkeys((args, _neighbours(args)))
-        calls = [_made(make, sizes) for sizes in made]
+        calls = [(_made(make, sizes), sizes) for sizes in dict.fromkeys((args, _neighbours(args)))]
     found: dict[str, CheckedConfig] = {}
     labels: list[str] = []
     compared: dict[str, None] = {}
-    for arguments, sizes in zip(calls, made or [()], strict=True):
+    for arguments, sizes in calls:
         by_name = dict(arguments) if isinstance(arguments, Mapping) else {}
         in_order = () if by_name else tuple(arguments)
         named = {"warmup": False, "grid": grid} | kwargs | by_name
@@ -386,7 +384,8 @@ def check(
                 "TRITON_INTERPRET=1 in the environment, or device= to only compile for a GPU"
             )
         call = replace(kernel.call(in_order, named, on), keeps_inputs=True)
-        labels.append(call.problem.label.strip() + f" of make({', '.join(map(str, sizes))})" * bool(sizes))
+        of_sizes = f" of make({', '.join(map(str, sizes))})" if sizes else ""
+        labels.append(call.problem.label.strip() + of_sizes)
         if target is None:
             compared |= dict.fromkeys(expected_outputs(call.copied()))
         configs = list(call.configs.values())
@@ -395,6 +394,6 @@ def check(
         run = _ahead if target is not None else _here if on == HOST else _elsewhere
         left = [c for c in configs if str(c) not in found or found[str(c)].outcome in ("right", "compiled")]
         for config, result in run(call, left):
-            found[str(config)] = _judged(config, result, found.get(str(config)), labels[-1], on)
+            found[str(config)] = _outcome(config, result, found.get(str(config)), labels[-1], on)
     name = kernel.base_fn.__qualname__
     return CheckResult(name, on, tuple(labels), tuple(found.values()), target is not None, tuple(compared))

@@ -31,7 +31,7 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.lab import traffic
 from tritile.lab.traffic import Tiling, Traffic, bytes_text
-from tritile.ops.plan import IN_PLACE, check_what, plan
+from tritile.ops.plan import IN_PLACE, plan_call
 from tritile.planning import aten, gpu_tables, model
 from tritile.planning.classes import class_of
 from tritile.planning.plans import Plan, trials
@@ -403,27 +403,28 @@ def explain(
         raise InvalidValueError(
             f"explain: config is {config!r}: expected a Config, or text such as 'tile BLOCK_M=64'"
         )
-    check_what("explain", what, kwargs, ("device", "config"))
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     if device is None and not any(tensor.is_cuda for tensor in tensors):
         device = devices.current_gpu()
-        if device is None:
-            raise InvalidValueError("explain: there is no GPU here: pass device=, such as device='h200'")
-    chosen = call = plan(what, *args, device=device, **kwargs)
+    request = "explain", what, args, kwargs, device, ("device", "config")
+    chosen = call = plan_call(*request)
+    if call.device == devices.HOST:
+        raise InvalidValueError("explain: there is no GPU here: pass device=, such as device='h200'")
     is_tiled = isinstance(call.problem, Tiled)  # a decorated kernel's is not
-    if is_tiled and aten.is_torch_only(call.problem):
+    if is_tiled and call.problem.needs_torch:
         raise UnsupportedError(
             f"explain: only torch computes {call.problem.label}: tritile has no kernel to explain"
         )
     if is_tiled and call.config == aten.CONFIG:  # there is nothing to explain torch's kernels by
         with mode(backends="triton"):
-            chosen = plan(what, *args, device=device, **kwargs)
+            chosen = plan_call(*request)
     problem, gpu = chosen.problem, chosen.device
     if chosen.why == IN_PLACE:
         raise InvalidValueError("explain: a call in place has only one config: drop out=")
     if not isinstance(problem, Known):
-        hint = ", such as `problem.even`, the batch of equal groups" * isinstance(problem, GroupedProblem)
-        expected = f"expected a product or permutation of plain tensors{hint}"
+        expected = "expected a product or permutation of plain tensors"
+        if isinstance(problem, GroupedProblem):
+            expected += ", such as `problem.even`, the batch of equal groups"
         raise UnsupportedError(f"explain: {problem.label}: {expected}")
     own = config_like(config, problem, gpu) if isinstance(config, str) else config or chosen.config
     fault = illegal(own, problem, gpu)

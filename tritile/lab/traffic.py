@@ -2,7 +2,7 @@
 
 Requests count whether or not a cache answers them; masked elements do not. A product without tiles reads a
 row of a and a column of b for every element of the result. A permutation moves each element once however it
-is tiled: tiles save 32-byte sectors, the least that memory moves, of which only part is used.
+is tiled: tiles save 32-byte sectors, the least that memory moves, and only part of a sector is used.
 """
 
 import math
@@ -49,7 +49,7 @@ class Traffic:
 class Tiling:
     """How a config cuts a problem up.
 
-    `programs` exceeds `tiles` where several programs share the K of a tile, or of some tiles; `partials` is
+    `programs` exceeds `tiles` if several programs share the K of a tile, or of some tiles; `partials` is
     then how many bytes of partial sums they write and read back. `filled` is the share of what tiles cover
     (over M, N and K of a product) that is not masked; of a permutation, the share of moved elements that is
     not moved twice.

@@ -17,10 +17,9 @@ from tritile.core.markup import Tabular
 from tritile.core.problem import Problem, Tiled
 from tritile.core.settings import tune_budget_s
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
-from tritile.ops.plan import call_of, check_what
+from tritile.ops.plan import call_of
 from tritile.ops.request import fixed
 from tritile.planning import plans
-from tritile.planning.aten import is_torch_only
 from tritile.tune import now
 from tritile.tune.subject.problem import is_tuned
 from tritile.tuner.adoption import tuner_for
@@ -110,12 +109,11 @@ def problem_of(
             raise InvalidValueError(f"{caller}: what is a problem, {what.label}, which takes no arguments")
         problem = what
     else:
-        check_what(caller, what, kwargs, options)
-        call, _ = call_of(caller, what, args, kwargs)
+        call, _ = call_of(caller, what, args, kwargs, options)
         if fixed(call) is not None:
             raise InvalidValueError(f"{caller}: a call in place has only one config: drop out=")
         problem = call.problem
-    if is_torch_only(problem):
+    if problem.needs_torch:
         raise UnsupportedError(
             f"{caller}: only torch computes {problem.label}: there is nothing of tritile's to measure"
         )

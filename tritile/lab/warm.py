@@ -33,8 +33,8 @@ from tritile.errors import (
 from tritile.families import numerics
 from tritile.families.launching import compiles_for
 from tritile.families.registry import FAMILIES
-from tritile.families.space import illegal, invariant
-from tritile.ops.plan import IN_PLACE, check_what, plan
+from tritile.families.space import illegal
+from tritile.ops.plan import IN_PLACE, plan_call
 from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.classes import class_of
 from tritile.runtime.ahead import compiling_for
@@ -69,7 +69,7 @@ def _at_rows(problem: Any, m: int) -> Any:
     """Return the problem of the same call with another number of rows.
 
     A single row is aligned as its tensor is, whatever its stride. Columns have no gaps. Raises
-    InvalidValueError where a call of one row does not say whether its residual differs by row.
+    InvalidValueError if a call of one row does not say whether its residual differs by row.
     """
     if not isinstance(problem, MatmulProblem):
         return replace(problem, m=m)
@@ -122,7 +122,7 @@ def _with_any_rows(problem: Tiled, device: Device) -> Iterator[tuple[Config, Til
         remembered += [entry.problem for entry in table.entries] if table is not None else []
     for other in dict.fromkeys(remembered):
         if isinstance(other, type(first)):
-            called = numerics.as_invariant(other) if invariant(first) else other
+            called = numerics.as_invariant(other) if first.invariant else other
             if replace(called, m=1) in among:
                 yield _planned(called, device, "cached"), called
 
@@ -177,24 +177,20 @@ def _compiled(
 
 
 def compile_calls(
-    calls: Mapping[Config, Sequence[Tiled]],
-    device: Device,
-    jobs: int | None = None,
-    done: Callable[[str], None] = lambda label: None,
+    calls: Mapping[Config, Sequence[Tiled]], device: Device, done: Callable[[str], None] = lambda label: None
 ) -> tuple[set[str], list[str]]:
     """Compile what calls launch into Triton's cache on disk, TRITON_CACHE_DIR; no such GPU is needed.
 
-    `jobs`: processes that compile; None: one a core, 16 at most. `done` is called with a label for each
-    config. Returns Triton's hashes of the kernels that are there, and a line for each config that has a
-    kernel which is not. In mode "strict" nothing is compiled. Raises UnsupportedError for a GPU that is not
-    NVIDIA's, TuningError where TRITON_INTERPRET is set.
+    `done` is called with a label for each config. Returns Triton's hashes of the kernels that are there, and
+    a line for each config with a kernel that is missing. In mode "strict" nothing is compiled. Raises
+    UnsupportedError for a GPU that is not NVIDIA's, TuningError if TRITON_INTERPRET is set.
     """
     check_nvidia(device)
     if knobs.runtime.interpret:
         raise TuningError("TRITON_INTERPRET is set, so nothing can be compiled: unset it")
     folder, strict = str(knobs.cache.dir), current_mode() == "strict"
     kernels, reasons = set[str](), list[str]()
-    with WorkerPool(jobs) as pool:
+    with WorkerPool() as pool:
         futures = {}
         for config, problems in calls.items():
             once = list(dict.fromkeys(problems))
@@ -243,13 +239,11 @@ def warm(
         TuningError: the compiler refuses a kernel; all others are there.
     """
     what = tuner_for(what)
-    if isinstance(what, Autotuner) and any_rows:
-        raise InvalidValueError("warm: any_rows is for operations: call it for each call of a kernel")
     if isinstance(what, Autotuner):
+        if any_rows:
+            raise InvalidValueError("warm: any_rows is for operations: call it for each call of a kernel")
         check_keywords(what.fn, what.space or what.configs, kwargs, ("any_rows", "device", "grid"))
-    else:
-        check_what("warm", what, kwargs, ("any_rows", "device"))
-    chosen = plan(what, *args, device=device, **kwargs)
+    chosen = plan_call("warm", what, args, kwargs, device, ("any_rows", "device"))
     if chosen.device == HOST:
         raise InvalidValueError(
             "warm: tensors are in host memory, where no kernel runs: name a GPU with device="

@@ -30,7 +30,7 @@ from tritile.families import torch_kernels
 from tritile.families.quantized.unpacked import Unpack
 from tritile.ops.checks import capability
 from tritile.ops.memo import ByTorch, Key, Tensors, default_precision
-from tritile.planning.aten import MOST_GROUPS, is_torch_only
+from tritile.planning.aten import MOST_GROUPS
 
 # Bound now: a program may put tritile's functions in the place of torch's.
 MM: Final = torch.mm
@@ -43,14 +43,14 @@ BYTES: Final = frozenset({torch.int8, torch.float8_e4m3fn, torch.float8_e5m2})  
 
 
 def torch_call_of(of: Any, problem: Tiled, how: str, out: Any) -> ByTorch | None:
-    """Return torch's call for a request; None where torch may not make it.
+    """Return torch's call for a request; None if torch may not make it.
 
     `problem` describes it, and `how` is its precision.
 
-    Under `torch.use_deterministic_algorithms` it may only where no kernel of tritile's can: cuBLAS then wants
+    Under `torch.use_deterministic_algorithms` it may only if tritile has no kernel for it: cuBLAS then needs
     a workspace of its own. Nor in "ieee" by name: tritile's sums of float32 are compensated, torch's are not.
     """
-    make, only = _MAKES.get(of.op), is_torch_only(problem)
+    make, only = _MAKES.get(of.op), problem.needs_torch
     if make is None or (is_deterministic() and not only):
         return None
     if of.first.dtype == torch.float32:
@@ -69,7 +69,7 @@ def torch_call_of(of: Any, problem: Tiled, how: str, out: Any) -> ByTorch | None
 
 
 def _rounds_twice(problem: Tiled) -> bool:
-    """True of a bias for rows off 16 bytes: torch rounds the sums to 16 bits, and then adds it."""
+    """True if a bias is added to rows that do not start on 16 bytes: torch rounds sums to 16 bits first."""
     product = problem.product if isinstance(problem, QuantizedProblem) else problem
     if not isinstance(product, MatmulProblem) or product.itemsize != 2:
         return False
@@ -113,7 +113,7 @@ def _as_they_lie(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _is_row(bias: torch.Tensor, like: torch.Tensor) -> bool:
-    """True of a bias that cuBLAS adds itself."""
+    """True for a bias that cuBLAS adds itself."""
     return bias.ndim == 1 and bias.dtype == like.dtype
 
 
@@ -174,7 +174,7 @@ def _weighted(of: Any, out: Any) -> ByTorch | None:
 
 
 def _composed(op: str, activation: str, alpha: Any, beta: Any, *tensors: Any) -> torch.Tensor:
-    """Multiply, and apply the epilogue in launches of its own; torch copies operands where it has to."""
+    """Multiply, and apply the epilogue in launches of its own; torch copies operands if it has to."""
     if op == "matmul":
         return _MULTIPLY(*tensors)
     if op == "linear":
@@ -202,7 +202,7 @@ def _in_any_layout(of: Any, out: Any) -> ByTorch:
 def complex_product(of: Any, out: torch.Tensor | None) -> torch.Tensor:
     """Return torch's product of complex operands, in `out` unless that is None.
 
-    Raises UnsupportedError where torch refuses.
+    Raises UnsupportedError if torch refuses.
     """
     a, b, sides = of.input, of.other, dict(of.sides)
     multiply: Callable[..., Any] = functools.partial(_MULTIPLY, a, b)
@@ -282,14 +282,14 @@ def _grouped(of: Any, out: Any) -> ByTorch:
 
 
 def may_make_groups() -> bool:
-    """True if torch may make the products of groups that share K, of which it has no plan."""
+    """True if torch may make products of groups that share K, for which there is no plan."""
     return uses_aten() and not (is_batch_invariant() or is_deterministic())
 
 
 def sharing_k(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, dtype: torch.dtype) -> Any:
-    """Return the products of groups of columns of a and rows of b; None where torch has no call for it.
+    """Return the products of groups of columns of a and rows of b; None if torch has no call for it.
 
-    Raises UnsupportedError where torch refuses.
+    Raises UnsupportedError if torch refuses.
     """
     has_kernel = capability(a.device) == (9, 0) and len(offs) <= MOST_GROUPS
     if not (may_make_groups() and has_kernel and a.dtype == dtype == torch.bfloat16):

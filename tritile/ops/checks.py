@@ -243,7 +243,7 @@ def _addresses(tensor: torch.Tensor) -> Any:
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True if two tensors share a byte. Interleaved views, such as two columns of one matrix, do not.
 
-    The answer of numpy.shares_memory is exact. Where that takes over 100,000 steps, the tensors count as
+    The answer of numpy.shares_memory is exact. If that takes over 100,000 steps, the tensors count as
     overlapping. Those on the meta device have no memory to share.
     """
     if a.is_meta or a.device != b.device or a.numel() == 0 or b.numel() == 0:

@@ -175,8 +175,8 @@ def call_operator(
 ) -> torch.Tensor:
     """Call the operator `tritile::op`, or its overload `out` if out is not None.
 
-    `values` are all other arguments in the order of the operator's schema. Where torch refuses the call in
-    its own words, `check` raises ours. Raises GradientError if out is an inference tensor, outside of
+    `values` are all other arguments in the order of the operator's schema. If torch refuses the
+    call in its own words, `check` raises ours. Raises GradientError if out is an inference tensor, outside of
     `torch.inference_mode()`.
     """
     if is_dynamo_compiling():

@@ -160,7 +160,7 @@ def _check_scales(a: torch.Tensor, b: torch.Tensor, scale_a: Any, scale_b: Any) 
 
 def _view(name: str, tensor: torch.Tensor) -> View:
     (rows, columns), (*batch, row, column) = tensor.shape[-2:], tensor.stride()
-    return View(Memory.of(name, tensor), (rows, columns), (row, column), tuple(batch))
+    return Memory.of(name, tensor).view((rows, columns), (row, column), tuple(batch))
 
 
 def grouped_call(
@@ -169,7 +169,7 @@ def grouped_call(
 ) -> GroupedCall:  # fmt: skip
     """Return the call of arguments that were checked, whose groups share rows of a or columns of b.
 
-    out has the shape of the result. Where they share columns of b, the call is out^T = b^T a^T.
+    out has the shape of the result. If they share columns of b, the call is out^T = b^T a^T.
     """
     left, right, result = _view("a", a), _view("b", b), _view("out", out)
     both = (("scale_a", scale_a), ("scale_b", scale_b))
@@ -186,7 +186,7 @@ def _sharing_k(
     """Return the product of each group of columns of a and rows of b, (groups, M, N).
 
     By torch's grouped product, or group by group, for which the host reads the offsets. Raises
-    UnsupportedError where it may not, while a CUDA graph is captured, and where torch refuses.
+    UnsupportedError if it may not, while a CUDA graph is captured, and if torch refuses.
     """
     made = aten.sharing_k(a, b, offs, dtype)
     if made is not None:

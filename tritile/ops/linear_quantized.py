@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tritile.core.call import Memory, QuantizedCall, View
+from tritile.core.call import Memory, QuantizedCall
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import is_batch_invariant
 from tritile.errors import DtypeError, ShapeError
@@ -23,12 +23,12 @@ def quantized_call(
     (m, k), n = x.shape, weight.shape[0]
     rows = x.stride(0) if m > 1 else -(-k // 16) * 16  # the stride of a single row does not matter
     return QuantizedCall(
-        View(Memory.of("x", x), (m, k), (rows, x.stride(1) if k > 1 else 1)),
+        Memory.of("x", x).view((m, k), (rows, x.stride(1) if k > 1 else 1)),
         Memory.of("words", weight.packed),
         Memory.of("scales", weight.scales),
         None if weight.zeros is None else Memory.of("zeros", weight.zeros),
-        None if bias is None else View(Memory.of("bias", bias), (m, n), (0, bias.stride(0))),
-        View(Memory.of("out", out), (m, n), (n, 1)),
+        None if bias is None else Memory.of("bias", bias).view((m, n), (0, bias.stride(0))),
+        Memory.of("out", out).view((m, n), (n, 1)),
         weight.bits,
         weight.group_size,
         is_batch_invariant(),
@@ -39,7 +39,7 @@ def quantized_call(
 class QuantizedLinear(Request):
     """Hold x (..., K) @ weight^T + bias, for a `QuantizedWeight`.
 
-    The weight is unpacked while it is multiplied or, where torch makes the product, before that. The config
+    The weight is unpacked while it is multiplied or, if torch makes the product, before that. The config
     decides whether its values are rounded to x's dtype, as those of `weight.dequantize()` are and those that
     torch gets, or stay exact while sums over a group are scaled instead. Sums and bias are added in float32
     and rounded once, when stored.
@@ -80,7 +80,7 @@ class QuantizedLinear(Request):
         return quantized_call(self.x.resolve_neg().reshape(-1, k), self.weight, bias, out.view(-1, n))
 
     def interpret(self, out: torch.Tensor, precision: str) -> None:
-        """Run the kernels in Triton's interpreter: by float32 where the weight is for bfloat16, else as is.
+        """Run the kernels in Triton's interpreter: in float32 if the weight is for bfloat16, else as is.
 
         A weight for float16 cannot be multiplied in float32: its numbers become float16 by bit patterns.
         """

@@ -34,7 +34,7 @@ def matmul(
         out_dtype: dtype of the result: float16, bfloat16 or float32, if the operands are fp8, 16-bit or fp32.
             Default: input's dtype; bfloat16 for fp8; int32 for int8.
         precision: how to multiply, by one of the names below. With None, float32 follows torch's setting,
-            "ieee" or "tf32", unless `tritile.mode(fp32="fp16x3")` says otherwise. Where that is "ieee", as it
+            "ieee" or "tf32", unless `tritile.mode(fp32="fp16x3")` says otherwise. If that is "ieee", as it
             is by default, torch's own kernel may run.
 
     Precisions of float32:

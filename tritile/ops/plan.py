@@ -26,7 +26,6 @@ from tritile.ops.permute import contiguous, copied, permute, transpose
 from tritile.ops.request import Request, fixed, request_of
 from tritile.ops.scaled import scaled_matmul
 from tritile.planning import plans
-from tritile.planning.aten import is_torch_only
 from tritile.planning.plans import Plan
 from tritile.tuner.adoption import tuner_for
 from tritile.tuner.plan import KernelPlan, Plannable
@@ -39,29 +38,18 @@ _FUNCTIONS: Final = (
 OPERATIONS: Final[dict[str, Callable[..., Any]]] = {function.__name__: function for function in _FUNCTIONS}
 
 
-def check_what(caller: str, what: Any, kwargs: Iterable[str], options: Iterable[str] = ()) -> None:
-    """Raise InvalidValueError for a tensor in place of an operation, and for keywords that one does not have.
+def call_of(
+    caller: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Iterable[str] = ()
+) -> tuple[Call, bool]:
+    """Return the call of an operation, named or passed itself, and whether torch's own kernel may make it.
 
-    `options`: names of the caller's own keyword arguments, one of which may be misspelt.
+    The result is allocated. `options`: names of the caller's own keyword arguments, one of which may be
+    misspelt. Raises InvalidValueError for anything but an operation, and for wrong arguments the same errors
+    as the call itself.
     """
     if isinstance(what, torch.Tensor):
         expected = f"pass the function, then its arguments: tritile.{caller}(tritile.matmul, a, b)"
         raise InvalidValueError(f"{caller}: what is a tensor: {expected}")
-    function = OPERATIONS.get(what if isinstance(what, str) else getattr(what, "__name__", ""))
-    if function is None or what not in (function, function.__name__):
-        return
-    accepted = inspect.signature(function).parameters
-    if unknown := [name for name in kwargs if name not in accepted]:
-        hint = did_you_mean(unknown[0], [*accepted, *options])
-        raise InvalidValueError(f"{caller}: {function.__name__} has no argument {unknown[0]!r}{hint}")
-
-
-def call_of(caller: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, bool]:
-    """Return the call of an operation, named or passed itself, and whether torch's own kernel may make it.
-
-    The result is allocated. Raises InvalidValueError for anything but an operation, and for wrong arguments
-    the same errors as the call itself.
-    """
     name = what if isinstance(what, str) else getattr(what, "__name__", "")
     function = OPERATIONS.get(name)
     if function is None or what not in (name, function):
@@ -72,9 +60,13 @@ def call_of(caller: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         raise InvalidValueError(
             f"{caller}: what is {what!r}{did_you_mean(name, OPERATIONS)}: expected {expected}"
         )
+    signature = inspect.signature(function)
+    if unknown := [key for key in kwargs if key not in signature.parameters]:
+        hint = did_you_mean(unknown[0], [*signature.parameters, *options])
+        raise InvalidValueError(f"{caller}: {name} has no argument {unknown[0]!r}{hint}")
     check_memory(caller, *args, *kwargs.values())
     try:
-        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         raise InvalidValueError(f"{caller}: {name}: {error}") from error
     bound.apply_defaults()
@@ -177,25 +169,33 @@ def plan(
         >>> plan.problem.label
         '4096x4096x4096 NN bfloat16'
     """
-    gpu = None if device is None else gpu_of("plan", device)
+    planned: Plan | KernelPlan = plan_call("plan", what, args, kwargs, device, ("device",))
+    return planned
+
+
+def plan_call(
+    caller: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: Any,
+    options: Iterable[str],
+) -> Any:  # fmt: skip
+    """Do what `plan` does, for a caller with `options` as its own keyword arguments."""
+    gpu = None if device is None else gpu_of(caller, device)
     what = tuner_for(what)
     if isinstance(what, Plannable):
         return what.planned(args, kwargs, gpu)
     if isinstance(what, Tiled):
         problem, here, only, allows_torch = what, devices.current_gpu(), None, uses_aten()
     else:
-        check_what("plan", what, kwargs, ("device",))
-        call, allows_torch = call_of("plan", what, args, kwargs)
+        call, allows_torch = call_of(caller, what, args, kwargs, options)
         problem, located, only = call.problem, call.tensors[0].device, fixed(call)
         if located.type == "cpu" and device is None:
-            if not INTERPRETING or is_torch_only(problem):
+            if not INTERPRETING or problem.needs_torch:
                 return plans.on_host(problem)
             interpreted = plans.interpreted(problem)
             return replace(interpreted, config=only) if only else interpreted
         here = devices.gpu(located.index) if located.type == "cuda" else devices.current_gpu()
     gpu = gpu or here
     if gpu is None:
-        raise InvalidValueError("plan: there is no GPU here: pass device=, such as device='h200'")
+        raise InvalidValueError(f"{caller}: there is no GPU here: pass device=, such as device='h200'")
     if only is not None:
         return Plan(problem, only, "model", gpu, None, IN_PLACE)
     chosen = plans.plan_for(problem, gpu, None, allows_torch)

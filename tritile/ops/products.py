@@ -59,7 +59,7 @@ def check_precision(
     precision: str | None,
     among: Mapping[str, Sequence[str]] = PRECISIONS_OF,
 ) -> str:
-    """Return the precision of a product, torch's setting where `precision` is None, or "ieee" without one.
+    """Return the precision of a product, torch's setting if `precision` is None, or "ieee" without one.
 
     `among`: those that operands of each dtype may name. A setting that tritile does not know is `AS_TORCH`.
 
@@ -108,7 +108,7 @@ def _check_torch_computes(op: str, setting: str, among: Mapping[str, Sequence[st
 
 
 def _result_shape(op: str, names: tuple[str, str], a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape that torch.matmul gives. Raise ShapeError if it gives none."""
+    """Return the shape of torch.matmul's result. Raise ShapeError if it has none."""
     label = shapes(**dict(zip(names, (a, b), strict=True)))
     if a.ndim == 0 or b.ndim == 0:
         raise ShapeError(f"{op}: {label}: expected at least one dimension each")
@@ -138,16 +138,16 @@ def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tupl
 
 
 def _batch_strides(tensor: torch.Tensor, batch: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a tensor's batch dimensions, broadcast to `batch`: 0 where one is expanded."""
+    """Return the strides of a tensor's batch dimensions, broadcast to `batch`: 0 for an expanded one."""
     missing = len(batch) - (tensor.ndim - 2)
     own = [0 if size == 1 else step for size, step in zip(tensor.shape[:-2], tensor.stride(), strict=False)]
     return (*[0] * missing, *own)
 
 
 def _folded(views: dict[str, View], batch: tuple[int, ...]) -> tuple[dict[str, View], tuple[int, ...]]:
-    """Fold batch dimensions into M where b is one matrix for all of them.
+    """Fold batch dimensions into M if b is one matrix for all of them.
 
-    A dimension can be folded where one step along it is M steps along M, in every tensor that has rows.
+    A dimension can be folded if one step along it is M steps along M, in every tensor that has rows.
     """
     while batch:
         size, m = batch[-1], views["a"].shape[0]
@@ -159,7 +159,7 @@ def _folded(views: dict[str, View], batch: tuple[int, ...]) -> tuple[dict[str, V
             (rows, columns), (row, column) = view.shape, view.strides
             if name not in _RIGHTS:
                 rows, row = m * size, row if m > 1 else view.batch_strides[-1]
-            views[name] = View(view.memory, (rows, columns), (row, column), view.batch_strides[:-1])
+            views[name] = view.view((rows, columns), (row, column), view.batch_strides[:-1])
         batch = batch[:-1]
     return views, batch
 
@@ -208,7 +208,7 @@ def matmul_call(
         (rows, columns), (row, column) = tensor.shape[-2:], tensor.stride()[-2:]
         if name in present:
             row, column = row if rows > 1 else 0, column if columns > 1 else 0
-        views[name] = View(Memory.of(name, tensor), (rows, columns), (row, column), of_batch)
+        views[name] = Memory.of(name, tensor).view((rows, columns), (row, column), of_batch)
     views, batch = _folded(views, batch)
     call = MatmulCall(
         views["a"], views["b"], views["out"], batch, precision, {name: views[name] for name in present},

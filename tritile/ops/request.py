@@ -52,7 +52,6 @@ from tritile.ops.dispatch import (
 )
 from tritile.ops.memo import Key, Tensors, cache_launch, launch_cached, mark_written
 from tritile.planning import aten, gpu_tables, model, plans
-from tritile.planning.aten import is_torch_only
 from tritile.runtime import launch
 from tritile.runtime.compiles import log_compiles_as, refuse_if_strict
 
@@ -180,7 +179,7 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) ->
         if request.is_empty:
             request.fill(result)
         elif on_host(request.first):
-            if INTERPRETING and not is_torch_only(request.call(result, precision).problem):
+            if INTERPRETING and not request.call(result, precision).problem.needs_torch:
                 request.interpret(result, precision)
             else:
                 request.compute(result)
@@ -200,7 +199,7 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) ->
                     raise
                 except (RuntimeError, ValueError) as error:  # torch does not support the call
                     why = brief(error)
-                    if is_torch_only(problem):
+                    if problem.needs_torch:
                         raise UnsupportedError(
                             f"{op}: only torch computes this, and it fails: {why}"
                         ) from error
@@ -262,19 +261,15 @@ def _warn_uncalibrated(device: devices.Device) -> None:
 
 
 def _measure(problem: Tiled, device: devices.Device, index: int, allows_torch: bool) -> plans.Plan:
-    chosen = plans.plan_for(problem, device, None, allows_torch)
-    if chosen is not None:  # another thread has just measured it
-        return chosen
     from tritile.tune.now import time_torch, tuned_now  # load the tuner only to measure
 
-    if plans.plan_for(problem, device) is None:
+    if plans.plan_for(problem, device) is None:  # else another thread has just measured it
         tuned_now(problem, device, index)
         forget()
-        chosen = plans.plan_for(problem, device, None, allows_torch)
-    if chosen is None:
+    if plans.plan_for(problem, device, None, allows_torch) is None:
         time_torch(problem, device, index)
         forget()
-        chosen = plans.plan_for(problem, device, None, allows_torch) or plans.plan_for(problem, device)
+    chosen = plans.plan_for(problem, device, None, allows_torch) or plans.plan_for(problem, device)
     assert chosen is not None
     return chosen
 

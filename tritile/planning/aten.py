@@ -37,7 +37,7 @@ CONFIG: Final = Config((), 1, 1, family=ATEN)
 LAYERS: Final = 32, 16  # units
 _UNPACK_US: Final = 0.835  # of the launch that unpacks a weight
 _UNPACKED_SHARE: Final = 0.811  # of the peak bandwidth, that it reaches
-OTHER: Final = 1.05  # ours has to be predicted this much slower where torch, cuBLAS or the GPU is another
+OTHER: Final = 1.05  # ours has to be predicted so much slower if torch, cuBLAS or the GPU differs
 
 # Tile shapes of cuBLAS's kernels on Hopper.
 _TILES: Final = np.array(
@@ -121,7 +121,7 @@ def _is_long(problem: MatmulProblem) -> bool:
 
 
 def is_compared(problem: Tiled) -> bool:
-    """True if plans know of torch's time: where torch may run, and where fp16 parts take its place."""
+    """True if plans have torch's time: if torch may run, or fp16 parts take its place."""
     if isinstance(problem, MatmulProblem) and problem.in_parts:
         problem = replace(problem, precision="ieee")
     return illegal(problem) is None
@@ -130,7 +130,7 @@ def is_compared(problem: Tiled) -> bool:
 def does_no_harm(problem: Tiled, device: Device) -> bool:
     """True if torch's kernel makes a product that nobody measured on a GPU like this one.
 
-    It does where one launch makes it and torch is not known to be slow: of 16-bit types where all rows start
+    It does if one launch makes it and torch is not known to be slow: of 16-bit types if all rows start
     on 16 bytes, and of fp32, fp64, int8 and fp8. torch multiplies fp8 from compute capability 8.9 on, and by
     blocks of scales on few GPUs. Its grouped products read sizes on the host, except on Hopper and Blackwell.
     """
@@ -208,11 +208,6 @@ def _illegal_groups(problem: GroupedProblem) -> str | None:
     if problem.a_layout != "row" or problem.b_layout == "strided" or not aligned:
         return "torch requires rows of a, rows or columns of b, and rows of the result that start on 16 bytes"
     return None
-
-
-def is_torch_only(problem: Tiled) -> bool:
-    """True if no kernel of tritile's computes a problem: torch's does, or none."""
-    return isinstance(problem, Product) and problem.needs_torch
 
 
 def kind_of(problem: Product) -> str:

@@ -36,7 +36,7 @@ from tritile.planning.classes import MOVED, ROWS, SIDES
 
 def shape_of(config: Config, problem: Tiled, device: Device) -> Shape:
     """Return the shape of a config for all problems of this one's kind."""
-    resident, core = FAMILIES[problem.op][config.family].resident, getattr(problem, "core", problem)
+    resident, core = FAMILIES[problem.op][config.family].resident, problem.core
     return cost.shape_of(config, 1 if resident is None else resident(config, core, device))
 
 
@@ -121,8 +121,8 @@ class Formula:
     - `traits(problem)`: sizes and alignments of rows, as numbers from -1 to 1 or so, by which a correction
       varies. Sizes beyond those that are drawn count as the nearest that is drawn.
     - `inputs`: how many parts and traits there are.
-    - `beyond(config, problem)`: true where no such config is timed at such sizes, and the formula errs. None
-      where there are no such configs.
+    - `beyond(config, problem)`: true if no such config is timed at such sizes, and the formula errs. None
+      if there are no such configs.
     """
 
     constants: type[Any]

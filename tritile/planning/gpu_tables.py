@@ -135,7 +135,7 @@ def is_calibrated(device: Device) -> bool:
 def aten_times(name: str | None, device: Device) -> tuple[AtenTimes, float] | None:
     """Return what predicts torch's times for a class on a GPU; None if no table does.
 
-    With it comes a factor that widens margins: above 1 where torch or cuBLAS is of another version than was
+    With it comes a factor that widens margins: above 1 if torch or cuBLAS is of another version than was
     timed, and on another GPU.
     """
     for table, _ in serving(device):

@@ -12,7 +12,7 @@ from typing import Any
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import GroupedProblem, MatmulProblem, Tiled
+from tritile.core.problem import GroupedProblem, Tiled
 from tritile.families.common.cost import Program, product_us
 from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal, legal_configs, worthwhile
@@ -22,8 +22,7 @@ _SHAPES = 4  # the least number of tile shapes among configs to try first
 
 
 def predict_us(config: Config, problem: Tiled, device: Device) -> float:
-    made = problem.core if isinstance(problem, MatmulProblem) else problem
-    cost = FAMILIES[problem.op][config.family].cost(config, made, device)
+    cost = FAMILIES[problem.op][config.family].cost(config, problem.core, device)
     if not isinstance(cost, Program):
         return cost
     seen = problem.even if isinstance(problem, GroupedProblem) else problem
@@ -58,7 +57,7 @@ def outside_portfolios(problem: Tiled, device: Device, except_of: Collection[str
     """Return the configs worth running that portfolios leave out, in the order in which they are taken.
 
     Their families have margins: formulas that were fitted to measurements, whose times are microseconds.
-    `except_of`: families that the problem's portfolio has configs of all the same, as it may of boxes.
+    `except_of`: families whose configs are in the problem's portfolio after all, as boxes may be.
     """
     found: dict[Config, float] = {}
     for name in contenders(problem):
@@ -86,11 +85,11 @@ def _varied(configs: list[Config], count: int) -> list[Config]:
     orders: dict[Config, int] = {}
     for config in configs[: 40 * count]:
         rest = tuple(pair for pair in config.kwargs if pair[0] != "GROUP_M")
-        alike = replace(config, kwargs=rest)
-        orders[alike] = orders.get(alike, -1) + 1
-        if not orders[alike]:
+        ungrouped = replace(config, kwargs=rest)
+        orders[ungrouped] = orders.get(ungrouped, -1) + 1
+        if not orders[ungrouped]:
             seen[shape_of(config)] = seen.get(shape_of(config), 0) + 1
-        rounds.setdefault((seen[shape_of(config)] - 1) // 2 + orders[alike], []).append(config)
+        rounds.setdefault((seen[shape_of(config)] - 1) // 2 + orders[ungrouped], []).append(config)
     return [config for number in sorted(rounds) for config in rounds[number]][:count]
 
 
@@ -102,7 +101,7 @@ def families(problem: Tiled, device: Device) -> list[str]:
 def screened(problem: Tiled, device: Device, count: int) -> list[Config]:
     """Return the `count` configs to try first: the likeliest of each family by turns, over varied tiles.
 
-    Where these have fewer than four tile shapes, the last one makes room for the next shape.
+    If these have fewer than four tile shapes, the last one makes room for the next shape.
     """
     lists = [_varied(ranked(problem, device, name), count) for name in families(problem, device)]
     if not lists:

@@ -25,7 +25,6 @@ from tritile.core.config import Config
 from tritile.core.device import HOST, Device
 from tritile.core.forgetting import new_memo
 from tritile.core.log import log
-from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import (
     AS_TORCH,
     PRECISIONS_OF,
@@ -141,7 +140,7 @@ def plan_for(
     "strict" if no measurement covers the problem, and UnsupportedError if only torch could compute it, but
     may not.
     """
-    if aten.is_torch_only(problem):
+    if problem.needs_torch:
         return _torch_only(problem, device, allows_torch)
     allows_torch = allows_torch and aten.is_compared(problem)
     key = (problem, device, mode or current_mode(), allows_torch)
@@ -174,7 +173,7 @@ def _torch_only(problem: Tiled, device: Device, allows_torch: bool) -> Plan:
 
 
 def _chosen(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Plan | None:
-    """Return the plan of the first source that has one, or by torch's kernel where that is faster.
+    """Return the plan of the first source that has one, or by torch's kernel if that is faster.
 
     None if mode "tune" is to measure.
     """
@@ -190,7 +189,7 @@ def _chosen(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Pl
 
 
 def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Plan:
-    """Return the plan of the first source that has one, where nothing was measured here of just this problem.
+    """Return the plan of the first source that has one, if just this problem was not measured here.
 
     A batch-invariant call may take what was measured without batch invariance.
     """
@@ -223,10 +222,8 @@ def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -
 
 
 def _with_free(problem: Tiled) -> tuple[Tiled, ...]:
-    """Return a problem and the same without batch invariance, of which more are measured."""
-    if isinstance(problem, PermuteProblem) or not problem.invariant:
-        return (problem,)
-    return problem, replace(problem, invariant=False)
+    """Return a problem and the same without batch invariance: more of those are measured."""
+    return (problem, replace(problem, invariant=False)) if problem.invariant else (problem,)
 
 
 def trials(problem: Tiled, device: Device, *more: str) -> list[Trial]:
@@ -293,7 +290,7 @@ def tabled(problem: Tiled, device: Device) -> Plan | None:
 
 
 def _by_rule(problem: Tiled, device: Device) -> Plan | None:
-    """Return the plan by torch's kernel of a kind of products that it makes where nothing is measured."""
+    """Return the plan by torch's kernel of a kind of products that it makes if nothing is measured."""
     if not isinstance(problem, Product) or gpu_tables.pinned(device) is not None:
         return None
     kind = aten.kind_of(problem)
@@ -312,7 +309,7 @@ class _TorchTime(NamedTuple):
 
 
 def _or_aten(plan: Plan, mode: str, measured: list[Trial]) -> Plan | None:
-    """Return the plan with torch's time, or one by torch's kernel where that is faster.
+    """Return the plan with torch's time, or one by torch's kernel if that is faster.
 
     `measured`: trials of torch. A pinned table keeps torch's kernel out. None if mode "tune" is to time
     torch first: once, as a timing that fails is remembered too.
@@ -321,19 +318,21 @@ def _or_aten(plan: Plan, mode: str, measured: list[Trial]) -> Plan | None:
     if plan.config == aten.CONFIG or not isinstance(problem, Product | QuantizedProblem):
         return plan
     pinned = gpu_tables.pinned(device)
-    torchs = _torch_measured(plan, pinned, measured)
-    if torchs is None and mode == "tune" and pinned is None:
+    torch_time = _torch_measured(plan, pinned, measured)
+    if torch_time is None and mode == "tune" and pinned is None:
         return plan if measured else None
-    torchs = torchs or _torch_predicted(problem, plan)
-    if torchs is None:
+    torch_time = torch_time or _torch_predicted(problem, plan)
+    if torch_time is None:
         return plan
-    is_slower = plan.us is not None and plan.us >= torchs.margin * torchs.us
+    is_slower = plan.us is not None and plan.us >= torch_time.margin * torch_time.us
     if is_slower and pinned is not None:
         plan = replace(plan, why=f"{plan.why}; torch's kernel is faster, but a pinned table keeps it out")
     if not is_slower or pinned is not None or aten.illegal(problem) is not None:
-        return replace(plan, other_us=torchs.us, other=torchs.where, other_error=torchs.error)
-    ours, why = f"{plan.config}, {plan.source}", f"torch's kernel, {torchs.where}"
-    return Plan(problem, aten.CONFIG, torchs.source, device, torchs.us, why, other_us=plan.us, other=ours)
+        return replace(plan, other_us=torch_time.us, other=torch_time.where, other_error=torch_time.error)
+    ours, why = f"{plan.config}, {plan.source}", f"torch's kernel, {torch_time.where}"
+    return Plan(
+        problem, aten.CONFIG, torch_time.source, device, torch_time.us, why, other_us=plan.us, other=ours
+    )
 
 
 def _torch_measured(plan: Plan, pinned: Table | None, measured: list[Trial]) -> _TorchTime | None:

@@ -20,11 +20,7 @@ from tritile.families.registry import FAMILIES
 from tritile.planning.aten import AtenTimes, aten_times_of
 from tritile.planning.classes import MEASURED
 from tritile.planning.portfolio import Portfolio, portfolio_of
-from tritile.tuner.store.files import (
-    read_json,
-    sifted,
-    write_whole,
-)
+from tritile.tuner.store.files import read_json, sifted, write_whole
 from tritile.tuner.store.tables import Entry, entry_from
 from tritile.tuner.store.trial import TORCH, Trial, rank
 from tritile.tuner.store.trials import Store
@@ -74,7 +70,7 @@ class Table:
 
     @property
     def triton(self) -> str:
-        """Return the version of Triton that it was measured with, "" where the table does not say."""
+        """Return the version of Triton that it was measured with, "" if the table does not say."""
         return str(self.device.get("triton", ""))
 
     @functools.cached_property
@@ -88,7 +84,7 @@ class Table:
 def read(file: Path | Traversable) -> Table:
     """Return the table of a file; warn with StoreWarning of single bad entries, and skip them.
 
-    Raises FileError where the file cannot be read or holds no table.
+    Raises FileError if the file cannot be read or holds no table.
     """
     return _table(read_json(file, MAX_BYTES), str(file))
 
@@ -145,7 +141,7 @@ def _portfolios(data: dict[str, Any], key: str, name: str) -> dict[str, Portfoli
 def write(table: Table, path: Path) -> None:
     """Write the table to a file, whole or not at all.
 
-    Raises InvalidValueError for a table that `read` would not take back whole, and OSError where the
+    Raises InvalidValueError for a table that `read` would not take back whole, and OSError if the
     file cannot be written.
     """
     try:
@@ -202,8 +198,10 @@ def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Tabl
             bests[trial.problem] = min(bests.get(trial.problem, trial), trial, key=rank)
     entries = []
     for trial in bests.values():
-        torchs = store.best(TORCH, trial.problem)
-        entries.append(Entry(trial.problem, trial.config, trial.us, None if torchs is None else torchs.us))
+        by_torch = store.best(TORCH, trial.problem)
+        entries.append(
+            Entry(trial.problem, trial.config, trial.us, None if by_torch is None else by_torch.us)
+        )
     return Table(device.to_dict(), dict(kernels), in_order(entries))
 
 

@@ -89,8 +89,8 @@ def _assembled(kernel: Any) -> str:
 def resources(kernel: Any) -> Resources:
     """Return what `kernel` takes, read from its binary; no GPU is needed.
 
-    Sources: `cuobjdump` for registers, `ptxas -v` for spills where a stack is in use (both come with Triton),
-    and the metadata that LLVM writes into AMD code. Raises OSError or subprocess.SubprocessError where a tool
+    Sources: `cuobjdump` for registers, `ptxas -v` for spills if a stack is in use (both come with Triton),
+    and the metadata that LLVM writes into AMD code. Raises OSError or subprocess.SubprocessError if a tool
     cannot be run.
     """
     shared = int(kernel.metadata.shared)

@@ -29,7 +29,7 @@ _SPREAD: Final = 1  # CUclusterSchedulingPolicy: as Triton's launcher asks for
 _NO_CONTEXT: Final = (3, 201, 400)
 _INVALID_VALUE: Final = 1  # CUDA_ERROR_INVALID_VALUE
 # CUtensorMapL2promotion. Triton's launcher asks for 256 bytes, which cost a tenth of a product's time where
-# rows start amid lines, and gain nothing elsewhere: `tuning/NOTES.md`.
+# rows start inside lines, and gain nothing elsewhere: `tuning/NOTES.md`.
 _L2_PROMOTION_128B: Final = 2
 _UNSIGNED: Final = {1: 0, 2: 1, 4: 2, 8: 4}  # CUtensorMapDataType of unsigned integers, by bytes
 TFLOAT32: Final = 11  # CUtensorMapDataType of fp32 that is rounded to TF32 as it is copied
@@ -59,7 +59,7 @@ _loaded: "weakref.WeakKeyDictionary[Any, Loaded]" = weakref.WeakKeyDictionary()
 def loaded(kernel: Any, shared_memory: int) -> Loaded:
     """Load a compiled kernel of Triton's onto the current GPU, once. `shared_memory`: bytes a block may have.
 
-    Raises OutOfResources where the kernel asks for more than the GPU has, and what the driver raises.
+    Raises OutOfResources if the kernel asks for more than the GPU has, and what the driver raises.
     """
     found = _loaded.get(kernel)
     if found is None:
@@ -134,7 +134,7 @@ def _context_of(device: int) -> ctypes.c_void_p:
 
 
 class _TensorMap:
-    """Hold an encoded tensor descriptor in memory, aligned to 64 bytes as the driver wants it."""
+    """Hold an encoded tensor descriptor in memory, aligned to 64 bytes, as the driver requires."""
 
     def __init__(self, descriptor: Descriptor, meta: Mapping[str, Any], pointer: int) -> None:
         self._memory = ctypes.create_string_buffer(128 + 64)
@@ -201,7 +201,7 @@ class NativeLaunch:
     """Launch a compiled kernel whose parameters are laid out in memory.
 
     `args` are by name, in the order in which the kernel takes them. Raises ValueError for a kernel that
-    cannot be launched so: of another kind of GPU, that wants scratch memory, or whose parameters are not the
+    cannot be launched so: of another kind of GPU, that needs scratch memory, or whose parameters are not the
     expected ones: by name and order in Triton's own signature, and by size in the driver's. Numbers are
     encoded as the signature's types, and have to fit them.
     """
@@ -218,7 +218,7 @@ class NativeLaunch:
         if library is None or metadata.target.backend != "cuda":
             raise ValueError("not a kernel of one NVIDIA GPU")
         if metadata.global_scratch_size or metadata.profile_scratch_size or metadata.launch_cooperative_grid:
-            raise ValueError("the kernel wants scratch memory or a cooperative grid")
+            raise ValueError("the kernel needs scratch memory or a cooperative grid")
         self._launch, self._replace = library.cuLaunchKernelEx, library.cuTensorMapReplaceAddress
         self._enter, self._context = library.cuCtxSetCurrent, _context_of(device)
         self._enter(self._context)  # a thread that has not used the GPU yet has no context

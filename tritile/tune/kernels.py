@@ -35,7 +35,7 @@ def problem_of(named: Mapping[str, Any]) -> MatmulProblem:
         tensor, side = named[f"{name}_ptr"], name[0]
         strides = named[f"stride_{side}{rows.lower()}"], named[f"stride_{side}{columns.lower()}"]
         steps = tuple(named[f"{name}_batch_strides"]) if batch else ()
-        return View(Memory.of(name, tensor), (named[rows], named[columns]), strides, steps)
+        return Memory.of(name, tensor).view((named[rows], named[columns]), strides, steps)
 
     a, b, out = view("a", "M", "K"), view("b", "K", "N"), view("out", "M", "N")
     return MatmulCall(a, b, out, batch, named["PRECISION"]).problem

@@ -38,14 +38,14 @@ class Facts(NamedTuple):
     bytes_b: Any
     bytes_out: Any  # of all results
     reread: Any  # share of b that each band of tiles after the first reads again from device memory
-    odd_a: Any  # 1 where rows of a do not start on sectors, else 0
+    odd_a: Any  # 1 if rows of a do not start on sectors, else 0
     odd_b: Any
     odd_out: Any
-    off_a: Any  # 1 where rows of a do not start on lines
+    off_a: Any  # 1 if rows of a do not start on lines
     off_b: Any
-    by_row: Any  # 1 where b is contiguous along N, 0 where along K
+    by_row: Any  # 1 if b is contiguous along N, 0 if along K
     copied: Any  # bytes of operands that are copied first
-    copies: Any  # 1 where any operand is copied, else 0
+    copies: Any  # 1 if any operand is copied, else 0
     processors: Any
 
 
@@ -55,17 +55,17 @@ class Constants:
 
     start: float = 2.0  # to start and end
     turn: float = 0.2  # latency of a K iteration
-    missed: float = 0.1  # added to `turn` where tiles come from device memory
+    missed: float = 0.1  # added to `turn` if tiles come from device memory
     fill: float = 1.5  # to fill the pipeline and store, for each round of programs
     work: float = 0.2  # of an SM for a K iteration
     store: float = 0.8  # of an SM for the rest of a tile
     memory: float = 4.1e6  # bytes per microsecond from device memory
     cache: float = 1.2e7  # bytes per microsecond from the L2 cache
-    odd_a: float = 0.5  # share by which tiles of a take longer where rows do not start on sectors
+    odd_a: float = 0.5  # share by which tiles of a take longer if rows do not start on sectors
     odd_b: float = 0.4  # the same for b
     odd_out: float = 0.2  # the same for the result
-    odd_line: float = 0.1  # share by which tiles take longer where rows do not start on lines
-    by_row: float = 0.05  # share of `work` added where b is row-major, and so read across K
+    odd_line: float = 0.1  # share by which tiles take longer if rows do not start on lines
+    by_row: float = 0.05  # share of `work` added if b is row-major, and so read across K
     blend: float = 2.0  # the larger, the less the faster bounds add to the slowest
     parts: float = 3e6  # bytes per microsecond of sums that programs share
     copy: float = 1.5  # of an operand that is copied first, besides its bytes
@@ -78,10 +78,10 @@ class Shape(NamedTuple):
     block_n: Any
     block_k: Any
     split: Any
-    slots: Any  # programs resident on an SM; 1 where kernels are persistent
+    slots: Any  # programs resident on an SM; 1 if kernels are persistent
     shared: Any  # bytes of sums that the programs of a tile share
     ctas: Any  # that make such a tile together
-    tail: Any  # 1 where tiles of the last wave are split along K, else 0
+    tail: Any  # 1 if tiles of the last wave are split along K, else 0
 
 
 def shape_of(config: Config, resident: int, rights: int = 1) -> Shape:
@@ -101,7 +101,7 @@ def _larger(x: Any, y: Any) -> Any:
     return (x + y + abs(x - y)) / 2
 
 
-TURNS: Final = 4  # K iterations of a part of a split tile, at the least
+TURNS: Final = 4  # the fewest K iterations of a part of a split tile
 MOST_PARTS: Final = 255  # of a split tile
 
 
@@ -183,9 +183,9 @@ class Program(NamedTuple):
 
     resident: int  # programs that an SM holds at once
     multiply: float  # clocks of an SM that multiplies, at its peak rate
-    whole: bool  # by instructions of whole warpgroups, or where there are none
+    whole: bool  # by instructions of whole warpgroups, or if there are none
     stored: float  # bytes of a tile's result
-    warps: int = 0  # that wait for tiles and multiply them; 0 where other warps wait
+    warps: int = 0  # that wait for tiles and multiply them; 0 if other warps wait
     loads: float = 0.0  # loads through pointers, of a whole warp each
     instructions: float = 0.0  # clocks of further instructions of an SM
     rights: int = 1  # matrices that a is multiplied by
@@ -206,7 +206,7 @@ class Fit:
     turn: float = 111.0  # barriers and bookkeeping in a K iteration
     warp: float = 10.6  # the same for each warp that waits for tiles
     multiply: float = 0.485  # factor of clocks that multiply
-    small: float = 3.68  # the same without whole warpgroups, where tensor cores take them
+    small: float = 3.68  # the same without whole warpgroups, if tensor cores take them
     load: float = 1.1  # of a load through pointers, with its address
     stored: float = 21.6  # bytes of a result
     l2: float = 72.3  # bytes of the L2 cache for each SM, with all reading

@@ -1,6 +1,6 @@
 """See a product's operands and result as tensor descriptors do: where they lie, or in copies.
 
-Rows of a copy start on 16 bytes, and run along K where tensor cores need that.
+Rows of a copy start on 16 bytes, and run along K if tensor cores need that.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def reachable(problem: MatmulProblem) -> str | None:
 def k_major_copies(problem: MatmulProblem) -> tuple[bool, bool]:
     """Return which of a and b are copied so that K is contiguous: TF32's tensor cores on Hopper need that.
 
-    Otherwise the kernel transposes each tile in registers, at half the speed. Where the other operand is
+    Otherwise the kernel transposes each tile in registers, at half the speed. If the other operand is
     thin, an element is read too few times for a copy to pay.
     """
     if problem.precision != "tf32":
@@ -65,7 +65,7 @@ def _unreadable(problem: MatmulProblem) -> tuple[bool, bool]:
 
 
 def realigned(problem: MatmulProblem) -> tuple[bool, bool]:
-    """Return which of a and b is copied as its rows start on 16 bytes but not on sectors, where that pays.
+    """Return which of a and b is copied as its rows start on 16 bytes but not on sectors, if that pays.
 
     Only one that is by far the thinner is copied: of others pairs of CTAs read less, and it pays no more.
     """
@@ -187,7 +187,7 @@ def _copying(pairs: Sequence[tuple[DescriptorView, DescriptorView]], itemsize: i
 class Tma(NamedTuple):
     """Hold how a product's tiles travel by TMA.
 
-    `up`: the second matrix of a gated product; b where there is none. `out`: None if no descriptor can
+    `up`: the second matrix of a gated product; b if there is none. `out`: None if no descriptor can
     store the result. `steps`: launches that copy operands that no descriptor could read, into `scratch`.
     `args`: what the kernels of all such families take, by name.
     """
@@ -203,7 +203,7 @@ class Tma(NamedTuple):
 
 
 def by_tma(call: MatmulCall, config: Config, split: int, processors: int, early: bool) -> Tma:
-    """Return how a product's operands, copied where need be, and its result travel.
+    """Return how a product's operands, copied if need be, and its result travel.
 
     Tiles whose K `split` programs share are stored without descriptor. Raises TuningError if a size is
     beyond what descriptors count.
@@ -257,7 +257,7 @@ def _grid(
 ) -> tuple[tuple[int, int, int], bool]:
     """Return the grid, and whether rows, columns and the rest of the tiles have an axis each.
 
-    The rest is the batch, or the parts of K. Such a grid saves divisions, where its order is as good: all
+    The rest is the batch, or the parts of K. Such a grid saves divisions, if its order is as good: all
     tiles at once, or whole columns of them as bands.
     """
     made, batch = tiles(config, problem), problem.batch

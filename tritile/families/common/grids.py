@@ -8,7 +8,7 @@ from tritile.core.config import Config
 
 MAX_AXIS: Final = 65535  # programs along the second and third axis of a grid
 WIDE_FROM: Final = 2**31 - 2**16  # from here on an index, a block past the end included, may need 64 bits
-POLLS: Final = 64  # some 40 us: parts of a tile end closer together where all programs run at once
+POLLS: Final = 64  # some 40 us: parts of a tile end closer together if all programs run at once
 
 
 def unit(extent: int, itemsize: int) -> int:
@@ -39,5 +39,5 @@ def options(config: Config, **more: Any) -> dict[str, Any]:
 
 
 def polls(programs: int, at_once: int) -> int:
-    """Return how often the programs of a tile look for each other's parts; 0 where some wait to run."""
+    """Return how often the programs of a tile look for each other's parts; 0 if some wait to run."""
     return POLLS if programs <= at_once else 0

@@ -12,7 +12,7 @@ LINE: Final = 128  # bytes that a cache looks up at once
 MAX_WORDS: Final = 128  # 32-bit words of accumulator that a thread can hold and still not spill
 
 
-# --- Legality. Each returns a reason, or None where there is none against a config. ---
+# --- Legality. Each returns a reason, or None if there is none against a config. ---
 
 
 def config_fault(

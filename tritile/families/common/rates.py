@@ -64,7 +64,7 @@ def multiply_clocks(config: Config, problem: MatmulProblem, device: Device) -> f
 
 
 def slowdown(problem: MatmulProblem, device: Device, copied: tuple[bool, bool] | None) -> float:
-    """Return how much slower tensor cores of Hopper are where tiles of TF32 pass through registers first.
+    """Return how much slower tensor cores of Hopper are if tiles of TF32 pass through registers first.
 
     By pointers (`copied` is None) all tiles do, to be rounded. By descriptor those do whose K is not
     contiguous, to be transposed, unless `copied` says that a or b is copied first. Measured on an H200,

@@ -98,7 +98,7 @@ def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
 
 
 def arguments(call: MatmulCall, config: Config, early: bool) -> dict[str, Any]:
-    """Return the arguments of kernels of skinny products, by name, where w is contiguous along K."""
+    """Return the arguments of kernels of skinny products by name, with w contiguous along K."""
     x, w, out = call.a, call.b, call.out
     (m, k), n, sizes = x.shape, w.shape[1], call.batch_shape or (1,)
     batch = [view.batch_strides if call.batch_shape else (0,) for view in (x, w, out)]

@@ -19,25 +19,25 @@ before it is rounded to the result's type. 8 u: an element with |x| >= 2^-8 lose
 2^-23, and lo lo, left out, is at most 2^-22. 15 u: smaller elements, see below. 10.5 u for each
 instruction, of 16 of K, that a sum goes through: Hopper's cut terms 2 bits below the largest one's last in
 fp32, and then their sum to fp32, 1 + 17 / 4 units of 2^-23 in all (as Khattak and Mikaitis model them,
-arXiv 2512.07004). 3 u for the sums that are added: an addition loses nothing where the total is the larger
-term, at most 2 u of the sum where it is not, and what the last one lost is left out, u of the whole. u for
+arXiv 2512.07004). 3 u for the sums that are added: an addition loses nothing if the total is the larger
+term, at most 2 u of the sum if it is not, and what the last one lost is left out, u of the whole. u for
 each program but one that shares a tile's K: at most 256, and one for each block of 16. The small terms,
 2^-10 of the whole, add part / 780; terms in u^2 are below what is left of part / 750. From K = 128 on all
 that is less than the bound of a sum in fp32, K u.
 
 With what is carried the error does not grow with K: simulated, it is 1.4e-7 of the norm for normal numbers,
 2.0e-7 for uniform and 2.3e-7 for log-normal ones. Without it, log-normal numbers of 8404 terms are off by
-2.9e-7. Torch's fp32 errs by 4.8e-7 to 1.3e-6, and less where cuBLAS shares K among programs (`suits_fp16x3`).
+2.9e-7. Torch's fp32 errs by 4.8e-7 to 1.3e-6, and less if cuBLAS shares K among programs (`suits_fp16x3`).
 
 Data that do not suit, found as they are split, without the host (`common.fallback`): elements with 0 < |x|
 < 2^-8, some 2^-22 of their row's largest, lose up to 1.5 2^-30 times the other operand's largest, 2^15.
-They do no harm where at most K / 64 in each row are such, and rows are dense: 13/16 of each row of one
+They do no harm if at most K / 64 in each row are such, and rows are dense: 13/16 of each row of one
 operand, and 5/16 of the other's, have |x| >= 4. Then K / 8 terms or so are at least 16, which makes the
 loss 15 u of |a| |b|. Normal, uniform and log-normal data pass, and those through a ReLU. If they may do
 harm, or a row's largest element is not within 2^-60 to 2^60, or there are infinities or NaN, the core does
 nothing, and a kernel of plain fp32 does its work.
 
-Where K is contiguous a program holds whole rows, which are read once. Where rows lie across K, or are too
+If K is contiguous a program holds whole rows, which are read once. If rows lie across K, or are too
 long, tiles are split, each by a program, after a launch that reads all for the rows' largest elements. Both
 count elements that are not dense, and lossy ones; counts of tiles are added up by atomic operations, and as
 they only grow, the tile whose addition takes one past its limit sets the flag: it is the same.
@@ -60,17 +60,17 @@ reset: Final = Kernel("tritile.families.common.fallback", "reset")
 find_peaks: Final = Kernel("tritile.families.fp16x3.kernel", "find_peaks")
 split: Final = Kernel("tritile.families.fp16x3.kernel", "split")
 
-_BLOCK: Final = 2048  # elements that a program splits at once; more where whole rows are longer
+_BLOCK: Final = 2048  # elements that a program splits at once; more if whole rows are longer
 _WHOLE: Final = {False: 8192, True: 128}  # the largest K of whole rows, by whether rows lie across K
-_TILE: Final = {False: (2, 1024), True: (64, 64)}  # rows and columns of a block where rows are not whole
+_TILE: Final = {False: (2, 1024), True: (64, 64)}  # rows and columns of a block if rows are not whole
 _LONG: Final = 4096  # K above which whole rows take twice the warps, and tiles twice the columns
 _WARPS: Final = 8
 _REGISTERS: Final = 64  # of a thread: 1024 threads run on an SM, with at most 16 loaded elements each
-_MORE_REGISTERS: Final = 128  # where rows lie across K, or do not start on 16 bytes: more addresses
+_MORE_REGISTERS: Final = 128  # if rows lie across K, or do not start on 16 bytes: more addresses
 _ALIGNED: Final = 4  # elements of 16 bytes
 _PROGRAMS: Final = 528  # that find peaks, at most: 4 on each SM of an H200
 _CHUNKS: Final = 16  # of a row, at most; but
-_LEAST: Final = 128  # programs at the least, by more chunks where rows are few
+_LEAST: Final = 128  # at least so many programs, by more chunks if rows are few
 # The config for data that parts do not suit.
 _PLAIN: Final = Config.of(8, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=16, GROUP_M=8)
 
@@ -79,7 +79,7 @@ def suits_fp16x3(m: int, n: int, k: int) -> bool:
     """True if an m x k by k x n product of parts was measured to be twice as fast as torch's fp32 on Hopper.
 
     At these sizes it errs less than torch's fp32, too (`tuning/NOTES.md`).
-    With a smaller K torch has few terms to add; a larger one nobody has measured. Where results are smaller
+    With a smaller K torch has few terms to add; a larger one nobody has measured. If results are smaller
     cuBLAS shares K among programs, so that its sums are more exact. From K = 8448 on it does so for larger
     results too, unless these have tiles enough.
     """
@@ -158,8 +158,8 @@ def _parts(
         bands * chunks,
         bands * -(-part // wide),
         0 if once else bands * high * (chunks + 2),
-        View(places[0], (rows, 3 * part), strides, tuple(step * matrix for step in steps)),
-        View(places[1], out_shape, (1, 0), tuple(step * rows for step in steps)),
+        places[0].view((rows, 3 * part), strides, tuple(step * matrix for step in steps)),
+        places[1].view(out_shape, (1, 0), tuple(step * rows for step in steps)),
         {
             places[0].buffer: Workspace("float16", count * matrix),
             places[1].buffer: Workspace("float32", count * rows),
@@ -170,7 +170,7 @@ def _parts(
 def lowered(call: MatmulCall, early: bool) -> Lowered:
     """Return the launches that split the operands, the product of the parts, and the fallback.
 
-    Raises TuningError where the caller has scales: the parts' scales need their place.
+    Raises TuningError if the caller has scales: the parts' scales need their place.
     """
     if call.sides.keys() & {"scale_a", "scale_b"}:
         raise TuningError("fp16x3 has scales of its own, and the product is to be scaled")

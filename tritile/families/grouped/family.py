@@ -88,7 +88,7 @@ def _tma_illegal(config: Config, problem: GroupedProblem, device: Device) -> str
     return reason or products.resource_fault(device, programs=tiles(config, problem))
 
 
-def _tma_pointless(config: Config, problem: GroupedProblem, device: Device) -> bool:
+def _tma_is_dominated(config: Config, problem: GroupedProblem, device: Device) -> bool:
     if config["PERSISTENT"] and tiles(config, problem) <= device.processors:
         return True
     if config.num_stages < 5 and descriptor.is_shallow(config, problem, device):
@@ -96,20 +96,16 @@ def _tma_pointless(config: Config, problem: GroupedProblem, device: Device) -> b
     return products.is_oversized(config, problem, 128)
 
 
-def _group_stride(view: View) -> int:
-    """Return elements from the matrix of one group to that of the next; 0 where all share one."""
-    return view.batch_strides[0] if view.batch_strides else 0
-
-
 def _args(call: GroupedCall, config: Config) -> dict[str, Any]:
     a, b, out = call.a, call.b, call.out
+    between = [sum(view.batch_strides) for view in (a, b, out)]  # groups: 0 if all share a matrix
     return {
         "a_ptr": Buffer(a.buffer), "b_ptr": Buffer(b.buffer), "out_ptr": Buffer(out.buffer),
         "offs_ptr": Buffer("offs"),
         "groups": call.groups, "M": a.shape[0], "N": b.shape[1], "K": a.shape[1],
-        "stride_ag": _group_stride(a), "stride_am": a.strides[0], "stride_ak": a.strides[1],
-        "stride_bg": _group_stride(b), "stride_bk": b.strides[0], "stride_bn": b.strides[1],
-        "stride_og": _group_stride(out), "stride_om": out.strides[0], "stride_on": out.strides[1],
+        "stride_ag": between[0], "stride_am": a.strides[0], "stride_ak": a.strides[1],
+        "stride_bg": between[1], "stride_bk": b.strides[0], "stride_bn": b.strides[1],
+        "stride_og": between[2], "stride_om": out.strides[0], "stride_on": out.strides[1],
         "PRECISION": call.precision,
         "BLOCK_G": max(_LEAST_LANES, 1 << (call.groups - 1).bit_length()), **dict(config.kwargs),
     }  # fmt: skip
@@ -147,7 +143,7 @@ def descriptor_work(call: GroupedCall, config: Config, processors: int, early: b
     Raises TuningError if no descriptor can see an operand.
     """
     a, b, out = (
-        descriptor_view(view, (call.groups if view.batch_strides else 1,), (_group_stride(view),))
+        descriptor_view(view, (call.groups if view.batch_strides else 1,), (sum(view.batch_strides),))
         for view in (call.a, call.b, call.out)
     )
     if (reason := unreachable(call.problem)) is not None:
@@ -176,7 +172,7 @@ TILE: Final = Family(
 )  # fmt: skip
 DESCRIPTOR: Final = Family(
     GroupedProblem.op, descriptor.NAME, grouped_matmul_descriptor, _tma_configs, _tma_illegal,
-    _tma_pointless, lambda config, problem, device: descriptor.cost(config, problem.even, device),
+    _tma_is_dominated, lambda config, problem, device: descriptor.cost(config, problem.even, device),
     descriptor_work,
     numerics=functools.partial(of_product, rounding="tma"),
 )  # fmt: skip

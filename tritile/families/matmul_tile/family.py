@@ -26,7 +26,7 @@ _REGISTER_SHARE: Final = 0.88  # share of a thread's registers that accumulator 
 _SPARED_WORDS: Final = 16.6  # registers that neither accumulator nor loads can have
 _WORDS_PER_LOAD: Final = 2.5  # registers that a load keeps busy: address, mask, value
 _PLAIN_K: Final = 32  # without tensor cores a block of K is fully unrolled, and summed in plain fp32
-_PLAIN_WORDS: Final = 64  # of accumulator where operands and partial sums are in registers too
+_PLAIN_WORDS: Final = 64  # of accumulator if operands and partial sums are in registers too
 
 
 def _configs() -> Iterator[Config]:
@@ -36,7 +36,7 @@ def _configs() -> Iterator[Config]:
 
 
 def shared_bytes(config: Config, problem: Product, device: Device) -> int:
-    """Return shared memory that the compiled kernel will ask for, at the least, in bytes.
+    """Return the least shared memory that the compiled kernel will need, in bytes.
 
     A pipelined load of a tile keeps a buffer for each stage in flight: num_stages on tensor cores
     that read operands from shared memory (wgmma, tcgen05), one less elsewhere.
@@ -106,7 +106,7 @@ def cost(config: Config, problem: MatmulProblem, device: Device) -> Program:
     elif not tensor_cores:
         # Multiply-adds overlap nothing, and a thread with few elements reads much for each.
         slow *= 2 * max(1.0, 8 / (m * n * problem.rights / threads) ** 0.5)
-    # Registers that loads keep busy spill sums: most where loads are not asynchronous.
+    # Registers that loads keep busy spill sums: most if loads are not asynchronous.
     align = min(problem.a_align, problem.b_align)
     kept = loads * (1.3 if align >= 16 else 4.0 if align >= 4 else 8.0)
     kept += products.accumulator_words(config, problem, device)

@@ -41,7 +41,7 @@ def _configs() -> Iterator[Config]:
             continue
         if k == 32 and m * n < 128 * 128:
             continue
-        # Whole warpgroups where a tile fills Hopper's tensor cores.
+        # Whole warpgroups if a tile fills Hopper's tensor cores.
         small, large = (2, 4) if n > 16 else (1, 2), (4, 8) if m * n >= 128 * 128 else (4,)
         for warps, stages, group in itertools.product(small if m < 64 else large, (3, 4, 5, 6, 8), (1, 8)):
             if m * n // (32 * warps) > MAX_WORDS:

@@ -86,7 +86,7 @@ def plain(config: Config) -> Config:
 
 
 def clustered(config: Config) -> Config:
-    """Return a config whose tiles are those of a pair, where there are pairs."""
+    """Return a config whose tiles are those of a pair, if there are pairs."""
     if config.num_ctas == 1:
         return config
     return config.derived((n, config.num_ctas * v if n == "BLOCK_M" else v) for n, v in config.kwargs)
@@ -183,8 +183,8 @@ def _most_words(config: Config, problem: MatmulProblem) -> int:
     """Return the registers of a thread that a tile's sums may take.
 
     A total takes as many again, but is only added to, and needs no other room except for scales. Gelu holds
-    steps of many elements at a time: it would spill hundreds of bytes, as compiled, where tiles are stored by
-    pointers, and sooner where the epilogue reads a matrix.
+    steps of many elements at a time: it would spill hundreds of bytes, as compiled, if tiles are stored by
+    pointers, and sooner if the epilogue reads a matrix.
     """
     registers, fused = REGISTERS[config["CONSUMERS"]], problem.epilogue
     most = registers - 56

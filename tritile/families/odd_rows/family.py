@@ -1,6 +1,6 @@
 """Make products of up to 256 rows, or columns, by a matrix of odd rows, on NVIDIA GPUs from Ampere on.
 
-The few rows are x, the other operand is w, contiguous along K, whose rows begin amid a word of 16 bytes.
+The few rows are x, the other operand is w, contiguous along K, whose rows begin inside 16-byte words.
 Other kernels copy w into rows that do not. Here w is read once, as it lies, by asynchronous copies of whole
 words, and x is copied instead: once for each place in a word at which rows of w begin.
 """
@@ -28,9 +28,9 @@ NAME: Final = "odd_rows"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "SPLIT_K")
 MOST_ROWS: Final = 256
 _WORD: Final = 8  # elements
-_ROW: Final = 256  # elements, of which rows of the copies are whole numbers
+_ROW: Final = 256  # elements: rows of the copies are padded to a multiple
 _COPIED: Final = 2048  # elements of x that a program copies: with 256 starting programs takes the time
-_ROWS_AT_ONCE: Final = 32  # rows of x that a program copies where these, and not K, are contiguous
+_ROWS_AT_ONCE: Final = 32  # rows of x that a program copies if these, and not K, are contiguous
 # BLOCK_N, BLOCK_K, warps and stages, for BLOCK_M up to 128 and for 256.
 _TILES: Final = (
     *itertools.product((16, 32, 64, 128), ((32, 128, 4, 5), (64, 64, 4, 5), (64, 128, 4, 4))),
@@ -100,7 +100,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     if split > max(1, -(-problem.k // config["BLOCK_K"]) // 2):
         return f"SPLIT_K = {split} leaves programs with less than two blocks of K"
     if split > 1 and programs > device.processors * resident(config, problem, device):
-        return f"{programs} programs, of which some would wait for others to start"
+        return f"{programs} programs: some would wait for others that cannot start"
     words, fused = config["BLOCK_M"] * config["BLOCK_N"] // (32 * config.num_warps), problem.epilogue
     most = 64 if fused.activation == "gelu" or "full" in (fused.bias, fused.residual) else 128  # more spill
     return resource_fault(device, shared_bytes(config, problem, device), words, most)

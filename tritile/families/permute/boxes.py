@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import gcd, prod
 from typing import Any, Final, NamedTuple
 
+from triton import next_power_of_2
+
 from tritile.core.call import PermuteCall
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -33,11 +35,11 @@ _BANKS: Final = 32  # of shared memory, a word each
 _FILLED: Final = 15 / 16  # of BLOCK: the rest is for what keeps a warp's elements in different banks
 _MAX_CONFLICTS: Final = 2  # words of one bank at once, above which rows that lie side by side are moved apart
 _SLANT: Final = 3  # a box reads extra rows only if it has this many of its own for each
-# Where pieces begin anywhere in a word, stores of 8 and 16 bytes pay if a piece has this many of them, and
+# If pieces begin anywhere in a word, stores of 8 and 16 bytes pay if a piece has this many of them, and
 # the box this many rows for each extra one that they need.
 _WIDE_PIECE: Final = 4
 _WIDE_SLANT: Final = 16
-_LANES: Final = 8  # most elements a store where pieces lie on words; with 16 of 1 byte, gathers meet in banks
+_LANES: Final = 8  # most elements a store if pieces lie on words; with 16 of 1 byte, gathers meet in banks
 # BLOCK, RUN, READ and warps: of 13 that were measured these lose 0.4% to all (tuning/NOTES.md).
 _CONFIGS: Final = (
     (2048, 64, 16, 4), (4096, 64, 16, 4), (4096, 64, 4, 4), (8192, 64, 16, 4), (8192, 64, 8, 4),
@@ -258,10 +260,10 @@ def _box(problem: PermuteProblem, block: int, run: int, width: int) -> Box:
     read = max(1, width // problem.itemsize)
     sides, have = [1] * len(shape), 1
     for i in by_out:
-        least = max(run // have, _SLANT if 1 < have < run else 1)
-        if out[i] != have or (least == 1 and have > 1):
+        needed = max(run // have, _SLANT if 1 < have < run else 1)
+        if out[i] != have or (needed == 1 and have > 1):
             break
-        sides[i] = shape[i] if shape[i] <= 2 * least else _part(shape[i], least)
+        sides[i] = shape[i] if shape[i] <= 2 * needed else _part(shape[i], needed)
         have *= sides[i]
         if sides[i] < shape[i]:
             break
@@ -356,10 +358,6 @@ def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
     return max(1, min(65536 // (threads * registers), device.shared_memory // taken, 2048 // threads, 32))
 
 
-def power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
-
-
 def shared(box: Box) -> bool:
     """True if elements of a word differ in the innermost dimension of out alone."""
     pieces = box.pieces
@@ -369,13 +367,13 @@ def shared(box: Box) -> bool:
 def parts_us(config: Config, problem: PermuteProblem, device: Device) -> Parts:
     size, box = problem.itemsize, box_of(config, problem)
     pieces, boxes = box.pieces, boxes_of(box, problem)
-    elements = power_of_two(pieces.elements)
+    elements = next_power_of_2(pieces.elements)
     short = (256 / min(256, box.run * size) * 256 / min(256, pieces.size * size)) ** Fit.short
     covered = boxes * prod(box.rows) / prod(problem.shape)
     moved = Fit.memory * problem.bytes * short * (1 + covered) / 2
     turns = max(1.0, boxes / device.processors)
     waves = max(1.0, turns / resident(config, problem, device))
-    issue = power_of_two(box.extent) / box.read * (Fit.read + Fit.dimension * len(box.across))
+    issue = next_power_of_2(box.extent) / box.read * (Fit.read + Fit.dimension * len(box.across))
     issue += elements / pieces.lanes * (Fit.written + Fit.dimension * len(pieces.outer))
     issue += 0 if shared(box) else elements * Fit.division * (len(pieces.inner) - 1)
     gather = turns * elements / _BANKS * box.conflicts
@@ -456,7 +454,7 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
         "SLANTED": pieces.more > 0, "SKEWED": pieces.skewed, "WHOLE": pieces.size % lanes == 0,
         "SHARED": shared(box), "SEVERAL": pieces.number > 1, "ENDS": ends(box),
         "WIDE": max(problem.spans) >= grids.WIDE_FROM, "FLIP_LAST": call.flip[1], "WAIT": early,
-        "BLOCK_X": power_of_two(box.extent), "BLOCK": power_of_two(pieces.elements),
+        "BLOCK_X": next_power_of_2(box.extent), "BLOCK": next_power_of_2(pieces.elements),
     }  # fmt: skip
     how = grids.options(config, launch_pdl=early)
     return Work((step_of(permute_box, (boxes_of(box, problem), 1, 1), values, how),))

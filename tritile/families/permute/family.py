@@ -36,7 +36,7 @@ def _configs() -> Iterator[Config]:
 
 
 def in_place(problem: PermuteProblem) -> Config:
-    """Return the config by which square matrices are transposed in place: one for all, not tuned."""
+    """Return the config that transposes square matrices in place: always the same, not tuned."""
     block = 64 if problem.itemsize <= 4 else 32
     return Config.of(4, 1, NAME, BLOCK_M=block, BLOCK_N=block, GROUP_M=1)
 
@@ -96,7 +96,7 @@ class Fit:
     short = 0.0664  # slower by this power of 256 bytes over the length of a run
     access = 2.02  # of a load or store, with its address
     digit = 7.51  # of one more dimension in a run
-    mask = 1.54  # of an element where tiles are uneven
+    mask = 1.54  # of an element if tiles are uneven
     reach = 1.31  # how many times its share of the bandwidth one SM can use
     alone_bytes = 16.1  # bytes a clock of one program alone on its SM
     gap = 45.4  # clocks from one load of a thread to the next

@@ -45,7 +45,7 @@ _LARGE: Final = 128 * 128  # elements of a tile: one program sums more of them a
 _FEW_ROWS: Final = 64  # of x: up to so many there are fewer sums to scale than weights
 _REGISTERS: Final = 192  # of accumulator and unpacked weight; addresses need registers as well
 # For the formula: instructions of a thread for each number, half as many more for bytes to bfloat16; the same
-# where sums are scaled instead of weights; columns of an instruction below which tensor cores wait for the
+# if sums are scaled instead of weights; columns of an instruction below which tensor cores wait for the
 # weight's registers.
 _UNPACK: Final = 2.4
 _UNSCALED: Final = 1.4
@@ -131,7 +131,7 @@ def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | 
         return f"sizes above {WIDE_FROM}"
     m, n, k, split = (config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_K"))
     if min(m, n) < 16:
-        return "BLOCK_M and BLOCK_N must be 16 at the least"
+        return "BLOCK_M and BLOCK_N must be at least 16"
     if k < unit_columns(problem.bits):
         return f"BLOCK_K = {k} is below the {unit_columns(problem.bits)} columns that are packed together"
     made = _tiles(config, problem)
@@ -153,7 +153,7 @@ def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | 
 def is_dominated(config: Config, problem: QuantizedProblem, device: Device) -> bool:
     one_row = problem.m <= config["BLOCK_M"] or problem.n <= config["BLOCK_N"]
     if one_row != (config["GROUP_M"] == 1):
-        return True  # tiles without an order, or unordered ones where bands exist
+        return True  # tiles without an order, or unordered ones if bands exist
     if config["SPLIT_K"] > 1 and _tiles(config, problem) * config["SPLIT_K"] > 8 * device.processors:
         return True  # there are enough tiles
     least = (

@@ -8,13 +8,13 @@ element of b, 0.14 ms of that.
 from dataclasses import replace
 from typing import Final
 
-from tritile.core.call import MatmulCall, Memory, View
+from tritile.core.call import MatmulCall, Memory
 from tritile.families.common.work import Lowered, copied_batch
 from tritile.runtime.work import Buffer, Kernel, Step, Workspace
 
 lay_rows: Final = Kernel("tritile.families.rows.kernel", "lay_rows")
 
-_ROW: Final = 32  # elements, of which rows of the copy are whole numbers: 128 bytes
+_ROW: Final = 32  # elements, 128 bytes: rows of the copy are padded to a multiple
 _TILE: Final = (64, 64, 4)  # rows and columns, and warps
 
 
@@ -32,5 +32,5 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
     tiles = count * -(-rows // block_r) * -(-columns // block_c)
     step = Step(lay_rows.jitted, (tiles, 1, 1), args, {"num_warps": warps, "launch_pdl": early})
     matrix = rows * padded
-    copy = View(place, b.shape, (padded, 1), tuple(n * matrix for n in steps))
+    copy = place.view(b.shape, (padded, 1), tuple(n * matrix for n in steps))
     return Lowered((step,), replace(call, b=copy), (), {place.buffer: Workspace(b.dtype, count * matrix)})

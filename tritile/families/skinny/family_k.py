@@ -46,7 +46,7 @@ class Fit:
     program = 510.0  # to start a program, and to sum over its threads
     element = 2.9  # instructions for an element of w
     multiply = 2.0  # for each row of x
-    load = 17.5  # for an element of x, where it is not in words; half as many where it is
+    load = 17.5  # for an element of x, if it is not in words; half as many if it is
     fp32 = 0.65  # share by which instructions are more in fp32
 
 
@@ -111,7 +111,7 @@ def cost(config: Config, problem: MatmulProblem, device: Device) -> float:
     element = Fit.element + Fit.multiply * block_m + Fit.load * block_m / block_n / (1 + seen.whole)
     element *= 1 + Fit.fp32 * (problem.dtype == "float32")
     issue = busiest * (iterations * block_n * config["BLOCK_K"] * element / lanes + Fit.program)
-    # Where x is not read in words, its elements are requested but one iteration ahead.
+    # If x is not read in words, its elements are requested but one iteration ahead.
     waits = 1 / max(1, config.num_stages - 1) + (not seen.whole)
     wait = -(-busiest // slots) * iterations * waits * Fit.latency
     clocks = device.clock_ghz * 1e3

@@ -48,7 +48,7 @@ class Fit:
     element = 4.37  # instructions for an element of w
     load = 0.205  # for each of its loads
     multiply = 3.63  # for each row of x
-    x = 1.02  # for an element of x that a thread loads; three times as many where it is not in words
+    x = 1.02  # for an element of x that a thread loads; three times as many if it is not in words
     fp32 = 0.248  # share by which instructions are more in fp32
     sum_us = 0.927  # to start the second kernel
     reads = 992.0  # for it to have the parts that are under way at once

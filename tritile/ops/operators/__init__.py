@@ -8,7 +8,7 @@ import torch
 from tritile.core.epilogue import activated
 from tritile.ops.checks import check_activation, check_constant
 from tritile.ops.dispatch import NAMES, call_overload, name_of_role
-from tritile.ops.operators import batches, flops
+from tritile.ops.operators import batches
 from tritile.ops.operators.gradients import Grouped, Permute, Product, Quantized
 from tritile.ops.operators.library import define
 from tritile.ops.request import request_of
@@ -55,13 +55,7 @@ _product("addmm", batches.batched_addmm, "mat1", "mat2")
 _product("baddbmm", batches.batched_baddbmm, "batch1", "batch2")
 _product("scaled_matmul", None, constants=("a", "b", "scale_a", "scale_b"))
 define("gated_linear", _record_gated, batches.batched_gated, ("input", "weight_gate", "weight_up"))
-define(
-    "grouped_matmul",
-    functools.partial(Grouped.of, "grouped_matmul"),
-    None,
-    ("a", "b"),
-    ("scale_a", "scale_b"),
-)
+grouped = functools.partial(Grouped.of, "grouped_matmul")
+define("grouped_matmul", grouped, operands=("a", "b"), constants=("scale_a", "scale_b"))
 define("permute", functools.partial(Permute.of, "permute"), batches.batched_permute)
 define("linear_quantized", _record_quantized, batches.batched_quantized, ("input",), like="scales")
-flops.register()

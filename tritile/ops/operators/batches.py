@@ -30,7 +30,7 @@ def _first(tensor: Any, dim: int | None, rank: int) -> Any:
 
 
 def _factors(in_dims: Dims, input: Any, a: Any, b: Any) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """Return the size of the batch, and the factors with it in front, expanded where they have none."""
+    """Return the size of the batch, and the factors with it in front, expanded if they have none."""
     size = next(t.shape[d] for t, d in zip((input, a, b), in_dims, strict=False) if d is not None)
     a, b = (
         t.expand(size, *t.shape) if d is None else t.movedim(d, 0)
@@ -47,7 +47,7 @@ def _finished(sums: torch.Tensor, bias: Any, activation: Any, residual: Any) -> 
 
 
 def batched_matmul(in_dims: Dims, a: torch.Tensor, b: torch.Tensor, *options: Any) -> Batched:
-    """Batch `tritile::matmul`: one product where one operand serves the whole batch."""
+    """Batch `tritile::matmul`: one product if one operand serves the whole batch."""
     of_a, of_b, *_ = in_dims
     if of_b is None and b.ndim <= 2:
         return call_overload("matmul", a.movedim(of_a, 0), b, *options), 0

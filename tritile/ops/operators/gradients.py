@@ -30,12 +30,12 @@ def _sum(terms: Iterable[torch.Tensor | None], like: torch.Tensor) -> torch.Tens
 
 
 def _weighted(g: torch.Tensor, weight: Any) -> torch.Tensor:
-    """Return g times a number, or g itself where the number is 1."""
+    """Return g times a number, or g itself if the number is 1."""
     return g if type(weight) in (int, float) and weight == 1 else g * weight
 
 
 def _conjugate(weight: Any) -> Any:
-    """Return the conjugate of a number: a gradient is multiplied by it where the value is by the number."""
+    """Return the conjugate of a number: the gradient of a value times a number is multiplied by it."""
     return weight.conjugate() if isinstance(weight, complex) else weight
 
 
@@ -86,7 +86,7 @@ class Product(Formula):
             found[ctx.a] = _weighted(left.sum_to_size(as_a).reshape(of_a), alpha)
         if a is not None:
             a = a.unsqueeze(0) if a.ndim == 1 else a
-            if a.ndim > 2 and len(of_b) <= 2:  # one product where b serves a batch
+            if a.ndim > 2 and len(of_b) <= 2:  # one product if b serves a batch
                 a, g = a.flatten(0, -2), g.flatten(0, -2)
             one, other = (g.mT, a.conj()) if ctx.is_transposed else (a.mH, g)
             right = _multiplied(one, other, a.dtype, ctx.precision)
@@ -115,7 +115,7 @@ def _as_matrix(shape: tuple[int, ...], is_row: bool) -> tuple[int, ...]:
 class Grouped(Formula):
     """Differentiate `tritile::grouped_matmul` by products of the same groups, whatever they share.
 
-    Where groups share rows of a, or columns of b, the gradient of the other operand is a product of groups
+    If groups share rows of a, or columns of b, the gradient of the other operand is a product of groups
     that share K, and the reverse.
     """
 

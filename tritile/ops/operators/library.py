@@ -4,16 +4,18 @@ An operator consists of its schema and
 
 - a kernel for CUDA and CPU, the plain call;
 - a fake kernel, which checks the arguments of fake tensors and returns a result of the right shape;
-- rules for autograd, vmap and autocast, where it has them.
+- rules for autograd, vmap and autocast, if it has them.
 
 If a result may be written to a tensor of the caller, an overload `.out` takes it and returns nothing.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
 
 from tritile.core.settings import rules, under
 from tritile.core.torch_private import (
@@ -35,7 +37,7 @@ from tritile.core.torch_private import (
     without_keys,
 )
 from tritile.ops.checks import check_constant
-from tritile.ops.dispatch import NAMES, SCHEMAS, call_overload, parted, register_shardings
+from tritile.ops.dispatch import NAMES, SCHEMAS, TENSORS, call_overload, parted, register_shardings
 from tritile.ops.permute import options_of
 from tritile.ops.request import request_of, run_plain
 
@@ -68,7 +70,7 @@ def define(
             schema, and returns the result and its batch dimension.
         operands: what torch.autocast casts, and what has no gradient in fp8.
         constants: what never has a gradient.
-        like: the argument to whose dtype torch.autocast casts, where that is not its own.
+        like: the argument to whose dtype torch.autocast casts, if not to its own.
     """
     arguments, names = SCHEMAS[name], NAMES[name]
     LIBRARY.define(f"{name}({arguments}) -> Tensor", tags=_TAGS)
@@ -100,6 +102,8 @@ def define(
         _implement(f"{name}.out", _nothing(plain), _nothing(fake))
         into = (*names, "out")  # into out there is no gradient, as in torch
         _differentiate(packet.out, lambda *v: check_constant(name, **dict(zip(into, v, strict=True))))
+    if name != "permute":
+        register_flop_formula(packet)(_flops_of(name))
     if rule is not None:
         _batch(op, rule)
     if operands:
@@ -112,6 +116,20 @@ def _implement(name: str, kernel: Kernel, fake: Kernel) -> None:
     for key in ("Conjugate", "Negative"):  # lazy views are read as they are, not copied first
         LIBRARY.impl(name, torch.library.fallthrough_kernel, key)
     torch.library.register_fake(f"tritile::{name}", fake, lib=LIBRARY)
+
+
+def _flops_of(name: str) -> Callable[..., int]:
+    """Return what torch's FlopCounterMode counts of a product, by shapes in place of tensors."""
+    roles = [role for role, _ in TENSORS[name]]
+    first = roles.index("a") if "a" in roles else 0  # all operands before it are tensors
+
+    def count(*values: Any, out_shape: Sequence[int], **options: Any) -> int:
+        a, b = values[first], values[first + 1]
+        if name == "grouped_matmul" and len(a) == len(b) == 2:
+            return 2 * a[0] * a[1] * b[1]  # groups divide K among them
+        return (4 if name == "gated_linear" else 2) * math.prod(out_shape) * a[-1]
+
+    return count
 
 
 def _nothing(kernel: Kernel) -> Kernel:

@@ -117,7 +117,7 @@ def run_of(problem: Tiled) -> Callable[[Any], None] | None:
         return compose if aten.is_compared(problem) else None
     if problem.op in RUNS and not getattr(problem, "epilogue", None):
         return RUNS[problem.op]
-    if aten.illegal(problem) or aten.is_torch_only(problem):
+    if aten.illegal(problem) or problem.needs_torch:
         return None
     if isinstance(problem, QuantizedProblem):
         unpack = Unpack(problem.n, problem.k, problem.bits, problem.group_size)
