@@ -17,6 +17,7 @@ from tritile.runtime.launch import Pointer
 from tritile.tuner.decorated import KernelCall
 from tritile.tuner.measure.shipping import StandIn, pack, unpack
 
+pytestmark = pytest.mark.slow  # each compiles
 H200 = target_device("nvidia-h200")
 RUNGS = [rung for ladder in LADDERS.values() for rung in ladder if not rung.is_baseline]
 KERNELS = [rung for rung in RUNGS if rung.kernel is not None]
