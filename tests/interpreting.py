@@ -51,6 +51,12 @@ def _spread_truth_values() -> None:
 def _make_types_once() -> None:
     """Make what follows from a type alone once, where the interpreter makes it for each value."""
     block, tensor, made = tl.block_type.__init__, tl.tensor.__init__, {}
+    find, found = interpreter._get_np_dtype, {}
+
+    def numpy_type(type):
+        if type.name not in found:
+            found[type.name] = find(type)
+        return found[type.name]
 
     def make_block(self, element_ty, shape):
         key = element_ty.name, tuple(shape)
@@ -66,6 +72,7 @@ def _make_types_once() -> None:
         vars(self).update(made[type.name], handle=handle, type=type, dtype=type.scalar)
 
     tl.block_type.__init__, tl.tensor.__init__ = make_block, make_tensor
+    interpreter._get_np_dtype = numpy_type
 
 
 @pytest.fixture

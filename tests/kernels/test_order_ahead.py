@@ -184,7 +184,7 @@ def loops(text):
     ("config", "layouts"),
     [
         (warpgroups(128, 192, 64, 2, 3, persistent=True), ("row", "row")),
-        (warpgroups(192, 128, 64, 3, 3, persistent=True), ("row", "column")),
+        later(warpgroups(192, 128, 64, 3, 3, persistent=True), ("row", "column")),
         (warpgroups(64, 96, 64, 1, 4), ("row", "row")),
         later(warpgroups(128, 192, 64, 2, 3, persistent=True), ("row", "column")),
         later(warpgroups(64, 96, 64, 1, 4), ("row", "column")),
@@ -205,9 +205,9 @@ def test_warpgroups_sum_around_inner_loop(config, layouts, tmp_path):
 
 
 BY_DESCRIPTOR = (
-    tma(128, 128, 64, 8, 4),
     tma(128, 128, 64, 8, 4, persistent=True),
-    tma(64, 64, 64, 4, 4, split=4),
+    later(tma(128, 128, 64, 8, 4)),
+    later(tma(64, 64, 64, 4, 4, split=4)),
 )
 
 

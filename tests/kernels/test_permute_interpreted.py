@@ -142,11 +142,15 @@ def test_boxes_go_each_way(case):
     goes_as_said(case)
 
 
-@pytest.mark.parametrize("offsets", [(1, 0), (2, 3), (9, 5)], ids=str)
+OFFSETS = [(1, 0), (2, 3), (9, 5)]
+
+
+@pytest.mark.parametrize("offsets", OFFSETS, ids=str)
 def test_nothing_around_out_is_touched(offsets):
     assert check((2, 41, 39), (0, 2, 1), torch.uint8, tile(32, 32), offsets)
-    ran = [check(*case[:4], offsets) for case in WAYS]
-    assert sum(problem is not None for problem in ran) >= len(WAYS) - 2  # an odd address may need more room
+    ways = WAYS[OFFSETS.index(offsets) :: len(OFFSETS)]
+    ran = [check(*case[:4], offsets) for case in ways]
+    assert sum(problem is not None for problem in ran) >= len(ways) - 1  # an odd address may need more room
 
 
 # Around words of 4 bytes and around boxes, which overlap where sides are no multiples.
@@ -214,7 +218,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(16))
 def test_any_permutation_by_boxes(seed):
     draw = random.Random(seed)
     shape = draw.choices([1, 2, 3, 4, 5, 9, 17, 40, 130], k=draw.randint(2, 4))

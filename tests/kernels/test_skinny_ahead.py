@@ -34,8 +34,11 @@ def test_skinny_fits_without_spills(m, problem):
         assert taken.shared <= max(1024, family_k.shared_bytes(config, problem))  # 1024 to sum over threads
 
 
-@pytest.mark.parametrize(("stages", "load"), [(4, "LDGSTS"), (1, "LDG")])
-@pytest.mark.parametrize("problem", ALONG[:2], ids=str)
+@pytest.mark.parametrize(
+    ("problem", "stages", "load"),
+    [(EVEN, 4, "LDGSTS"), (ODD, 1, "LDG"), later(EVEN, 1, "LDG"), later(ODD, 4, "LDGSTS")],
+    ids=str,
+)
 def test_matrix_read_in_words(problem, stages, load, tmp_path):
     config = Config.of(4, stages, "skinny_k", BLOCK_M=2, BLOCK_N=16, BLOCK_K=512 if stages == 1 else 256)
     kernel = compiled(problem, config)
@@ -48,11 +51,12 @@ def test_matrix_read_in_words(problem, stages, load, tmp_path):
 LOADS = ("LDG.E.128", "LDG.E.U16", "LDG.E")
 
 
+@pytest.mark.parametrize("count", [1, later(3)])
 @pytest.mark.parametrize(("problem", "load"), zip(ACROSS, LOADS, strict=True), ids=str)
-def test_w_read_without_shared_memory(problem, load, tmp_path):
+def test_w_read_without_shared_memory(problem, load, count, tmp_path):
     """As wide as it is aligned."""
     problem = replace(problem, m=1, a_align=16)
-    for config in legal_configs(problem, H200, family_n.NAME)[:3]:
+    for config in legal_configs(problem, H200, family_n.NAME)[:count]:
         kernel = compiled(problem, config)
         assert ahead.resources(kernel).spills == 0
         text = instructions(kernel, tmp_path)
@@ -63,24 +67,23 @@ def test_w_read_without_shared_memory(problem, load, tmp_path):
         assert "bar.sync" not in ptx[: ptx.rindex("ld.global")]
 
 
-@pytest.mark.parametrize("m", [later(1), later(2), later(4), 8])
-def test_programs_fit_the_registers(m):
+@pytest.mark.parametrize(("m", "every"), [(8, 2), *(later(m, 1) for m in (1, 2, 4, 8))])
+def test_programs_fit_the_registers(m, every):
     """Programs that share K run at once."""
     for problem in ACROSS:
         problem = replace(problem, m=m, a_align=16 if m == 1 else problem.a_align)
-        for config in legal_configs(problem, H200, family_n.NAME):
+        for config in legal_configs(problem, H200, family_n.NAME)[::every]:
             taken, threads = resources(launching.compiled_for(problem, config, H200)), 32 * config.num_warps
             held = 65536 // (threads * -(-taken.registers // 8) * 8)
             assert taken.spills == 0
             assert family_n.resident(config, problem, H200) <= held, (config, problem, taken)
 
 
-@pytest.mark.parametrize("m", [9, later(32), later(64), later(128), later(200)])
-def test_odd_rows_read_in_words(m, tmp_path):
+@pytest.mark.parametrize(("m", "every"), [(9, 3), *(later(m, 1) for m in (9, 32, 64, 128, 200))])
+def test_odd_rows_read_in_words(m, every, tmp_path):
     problem = replace(ODD_ROWS, m=m)
-    for config in legal_configs(problem, H200, odd_rows.NAME):
-        if config["SPLIT_K"] > 2:
-            continue
+    configs = [c for c in legal_configs(problem, H200, odd_rows.NAME) if c["SPLIT_K"] <= 2]
+    for config in configs[::every]:
         kernel = compiled(problem, config)
         taken = ahead.resources(kernel)
         assert taken.spills == 0

@@ -426,12 +426,14 @@ def test_constants_are_found_again():
 def test_shipped_is_of_sweeps(monkeypatch):
     folder = portfolios.Path(portfolios.__file__).parent / "sweeps"
     paths = [*sorted(folder.glob("*.jsonl.gz")), *sorted(folder.glob("more/*.jsonl.gz"))]
-    files = {path: portfolios.read(path, 0.0) for path in paths}
-
-    path = folder / "bf16_nt.jsonl.gz"  # times below those asked for are left out
-    long = [row for row in files[path][1] if min(row.times.values()) >= 6]
-    assert 0 < len(long) < len(files[path][1])
-    assert portfolios.read(path, 6.0)[1] == long
+    with monkeypatch.context() as patch:  # whether each config is legal takes all the time
+        patch.setattr(portfolios, "illegal", lambda *given: None)
+        files = {path: portfolios.read(path, 0.0) for path in paths if not path.name.startswith("fp16x3")}
+        path = folder / "bf16_nt.jsonl.gz"  # times below those asked for are left out
+        long = [row for row in files[path][1] if min(row.times.values()) >= 6]
+        assert 0 < len(long) < len(files[path][1])
+        assert portfolios.read(path, 6.0)[1] == long
+    files |= {path: portfolios.read(path, 0.0) for path in paths if path not in files}
 
     monkeypatch.setattr(portfolios, "read", lambda path, least: files[path])
     swept = portfolios.read_all(paths, 0.0)

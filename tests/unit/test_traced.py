@@ -442,6 +442,7 @@ def inductor(monkeypatch, tmp_path):
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BEFORE_2_13, reason="a later torch's Inductor")
 @pytest.mark.parametrize(
     ("autotune", "use"),

@@ -223,7 +223,7 @@ def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -
 
 def _with_free(problem: Tiled) -> tuple[Tiled, ...]:
     """Return a problem and the same without batch invariance: more of those are measured."""
-    return (problem, replace(problem, invariant=False)) if problem.invariant else (problem,)
+    return (problem, replace(problem, invariant=False)) if problem.invariant else (problem,)  # type: ignore[arg-type]
 
 
 def trials(problem: Tiled, device: Device, *more: str) -> list[Trial]:
