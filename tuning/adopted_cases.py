@@ -653,7 +653,7 @@ CASES: Final = (
     Case(attorch_softmax, (8192, 4096)),
     Case(mamba_swiglu, (8192, 5632)),
     Case(lmdeploy_w8a8, (4096, 4096, 4096), "float16"),
-    Case(lmdeploy_awq, (16, 4096, 4096), "float16"),
+    Case(lmdeploy_awq, (16, 4096, 8192), "float16"),
     Case(lmdeploy_fp8, (4096, 4096, 4096)),
     Case(tritonbench_int4, (256, 4096, 4096)),
 )

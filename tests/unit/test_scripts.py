@@ -6,6 +6,7 @@ Others run in tests/gpu/test_pages_gpu.py. What scripts write is compared in tes
 import gzip
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import adopted
 import cost
 import kinds
 from tests.commands import SCRIPTS, scripts
@@ -84,3 +86,21 @@ def test_kinds(tmp_path, monkeypatch, capsys):
     kinds.main()
     assert table.read(path).by_aten == table.read(shipped).by_aten
     assert "torch/tritile" in capsys.readouterr().out
+
+
+def test_adopted_lists_cases_and_their_sources(monkeypatch, capsys):
+    """Parts of the list share it out; each case has its own name, and its project's sources a commit."""
+
+    def listed(*arguments):
+        monkeypatch.setattr("sys.argv", ["adopted.py", "--list", *arguments])
+        assert adopted.main() == 0
+        return capsys.readouterr().out.splitlines()
+
+    lines = listed()
+    parts = [line for index in range(1, 5) for line in listed("--part", f"{index}/4")]
+    assert sorted(parts) == sorted(set(lines))
+    assert len(lines) == len({case.name for case in adopted.CASES}) >= 20
+    assert {case.project for case in adopted.CASES} == {*adopted.SOURCES}
+    assert len(adopted.SOURCES) >= 12
+    assert all(re.fullmatch("[0-9a-f]{40}", source.commit) for source in adopted.SOURCES.values())
+    assert listed("--only", "fla_kda") == [line for line in lines if line.startswith("fla_kda ")]
