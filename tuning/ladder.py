@@ -74,7 +74,7 @@ def matrices(op: str, n: int, dtype: str, where: str, seed: int = 0) -> Matrices
 
 
 def error_of(op: str, given: Matrices) -> float:
-    """Return the relative error of the last matrix, as `answers.error_of` does. A transpose has to be exact.
+    """Return the relative error of the last matrix, like `answers.norm_error`. A transpose has to be exact.
 
     Raises TuningError for a wrong answer.
     """

@@ -38,7 +38,7 @@ from tritile.families.permute.family import in_place  # noqa: E402
 from tritile.ops import permute as permute_op  # noqa: E402
 from tritile.ops.products import matmul_call  # noqa: E402
 from tritile.planning import model  # noqa: E402
-from tritile.tune.subject.operands import shared  # noqa: E402
+from tritile.tune.subject.operands import with_group_ends  # noqa: E402
 
 FOUND, MINUTES = 9, 10
 HALF = torch.bfloat16
@@ -94,7 +94,7 @@ def stated(problem):
                 return torch.randn(elements, device=device).to(kind)
             return torch.randint(0, 99, (elements,), device=device).to(kind)
 
-        return shared(call_for(problem, make))
+        return with_group_ends(call_for(problem, make))
 
     return call
 

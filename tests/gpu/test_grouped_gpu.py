@@ -250,11 +250,11 @@ def test_many_groups(groups):
 @pytest.mark.parametrize("text", ["8x4096x1024x2048", "64x8192x1536x512"])
 def test_answers_of_model_and_torch(text, load):
     """The suite's kind of problem, checked as the tuner checks, and by torch's own."""
-    from tritile.tune.subject.operands import shared
+    from tritile.tune.subject.operands import with_group_ends
 
     problem = parse_shape(text, "grouped", layout="NT").problem
     (call,) = copies_of(problem, devices.gpu(0), 1)
-    shared(call, load)
+    with_group_ends(call, load)
     for family in model.families(problem, devices.gpu(0)):
         for config in model.ranked(problem, devices.gpu(0), family)[:3]:
             answers.check(lambda call, c=config: launching.prepare(call, c)(*call.tensors), call)

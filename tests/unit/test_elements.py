@@ -11,7 +11,7 @@ from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
 from tritile.errors import TuningError
 from tritile.tune.subject import answers, operands
-from tritile.tune.subject.operands import shared
+from tritile.tune.subject.operands import with_group_ends
 
 M, N, K = 600, 48, 512
 PRODUCTS = [
@@ -47,7 +47,7 @@ def answered(problem, monkeypatch):
             return torch.randn(elements, generator=generator).to(kind)
         return torch.randint(-99, 99, (elements,), generator=generator).to(kind)
 
-    call = shared(call_for(problem, make))
+    call = with_group_ends(call_for(problem, make))
     with monkeypatch.context() as patch:
         patch.setattr(answers, "_wider", lambda dtype: torch.float64)
         patch.setattr(answers, "compare", lambda out, right, bound, place: out.copy_(right))
@@ -136,7 +136,9 @@ def test_element_after_buffer_guarded(problem, name, where, monkeypatch):
 def test_output_poisoned_before_check(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     for problem in (PROBLEMS[1], PROBLEMS[8], PermuteProblem.of((64, 32), (1, 64), (32, 1), 2)):
-        call = shared(call_for(problem, lambda dtype, n: torch.zeros(n, dtype=getattr(torch, dtype))))
+        call = with_group_ends(
+            call_for(problem, lambda dtype, n: torch.zeros(n, dtype=getattr(torch, dtype)))
+        )
         with pytest.raises(TuningError, match="wrong answer"):
             answers.check(lambda call: None, call)  # zeros would be right
 

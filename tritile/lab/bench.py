@@ -138,7 +138,7 @@ def measured(
     chosen = plans.plan_for(problem, device, "cached", uses_aten())
     own = plans.plan_for(problem, device, "cached")
     assert chosen is not None and own is not None  # noqa: PT018
-    calls = [operands.shared(call, load) for call in operands.copies_of(problem, device)]
+    calls = [operands.with_group_ends(call, load) for call in operands.copies_of(problem, device)]
     ours = operands.run_of(launching.prepare(calls[0], own.config))
     error = answers.check(ours, calls[0])
     graphs: dict[str, timing.Graph | timing.Eager] = {"triton": timing.Graph(ours, calls)}
@@ -147,7 +147,7 @@ def measured(
         operands.poison(calls[0])
         baselines.into_out(way)(calls[0])
         torch.cuda.synchronize()
-        ways = {plainest: (baselines.graph_of(way, calls), answers.error_of(calls[0]))}
+        ways = {plainest: (baselines.graph_of(way, calls), answers.norm_error(calls[0]))}
         ways |= _graphs(problem, calls, dict(further), log)
         if chosen.config == aten.CONFIG:
             run = torch_calls.run_of(problem)

@@ -19,7 +19,7 @@ from tritile.errors import (
 from tritile.tuner import traced
 from tritile.tuner.adoption import TUNERS, AdoptedKernel, Options, Unchosen, warn
 from tritile.tuner.arguments import DESCRIPTORS
-from tritile.tuner.autotuner import DTYPES, MAX_CACHED, NO_DTYPE, Autotuner, CacheKey, Place
+from tritile.tuner.autotuner import DTYPES, MAX_CACHED, NO_DTYPE, Autotuner, CacheKey, Scope
 from tritile.tuner.plan import KernelPlan
 from tritile.tuner.store.trial import seconds_between
 from tritile.tuner.store.trials import store_of
@@ -88,14 +88,14 @@ class Adopted(Autotuner):
             config = self._chosen((mode, gpu), key, config, written, args, kwargs)
         kernel.best_config = config
         if config.pre_hook is not None or self.interpreted or mode == "strict":
-            return self._launch_watched(config, mode, args, kwargs)
+            return self._launch_special(config, mode, args, kwargs)
         return self.fn.run(*args, **kwargs, **config.all_kwargs())
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         return self.launch(args, kwargs)
 
     def _chosen(
-        self, place: Place, key: CacheKey, chosen: triton.Config | None, written: triton.Config | None,
+        self, scope: Scope, key: CacheKey, chosen: triton.Config | None, written: triton.Config | None,
         args: tuple[Any, ...], kwargs: Mapping[str, Any],
     ) -> triton.Config:  # fmt: skip
         """Return the program's own entry in the kernel's `cache`, else the choice for the mode and GPU.
@@ -109,9 +109,9 @@ class Adopted(Autotuner):
         if written is not None and self._written.get(key) is not written:
             return written
         if chosen is None or written is None:
-            own = self._caches.setdefault(place, Memo(MAX_CACHED))
+            own = self._caches.setdefault(scope, Memo(MAX_CACHED))
             own.pop(key, None)
-            chosen = self._on_miss(place, own, key, args, dict(kwargs))
+            chosen = self._on_miss(scope, own, key, args, dict(kwargs))
             if own.get(key) is not chosen:
                 return chosen  # not cached: during a capture
         self._written[key] = cache[key] = chosen
@@ -124,10 +124,10 @@ class Adopted(Autotuner):
                 del self._cache[key]
         self._guessed.clear()
 
-    def _launch_watched(self, config: triton.Config, mode: str, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def _launch_special(self, config: triton.Config, mode: str, args: tuple[Any, ...], kwargs: Any) -> Any:
         self.kernel.nargs = dict(zip(self.arg_names, args, strict=False))  # for hooks
         try:
-            return super()._launch_watched(config, mode, args, kwargs)
+            return super()._launch_special(config, mode, args, kwargs)
         finally:
             self.kernel.nargs = None
 
@@ -152,16 +152,16 @@ class Adopted(Autotuner):
         return tuple(key), gpu
 
     def _on_miss(
-        self, place: Place, cache: Any, key: CacheKey, args: tuple[Any, ...], kwargs: Any
+        self, scope: Scope, cache: Any, key: CacheKey, args: tuple[Any, ...], kwargs: Any
     ) -> triton.Config:
         self.kernel.nargs = dict(zip(self.arg_names, args, strict=False))  # for prunings
         try:
-            return super()._on_miss(place, cache, key, args, kwargs)
+            return super()._on_miss(scope, cache, key, args, kwargs)
         except (NotTunedError, NotCompiledError):
             raise
         except Exception as error:
             name, why, self._record.why = self._record.name, self._record.why, brief(error)
-            if place[0] == "strict":
+            if scope[0] == "strict":
                 text = f"mode is strict, and tritile chooses no config for {name}: {brief(error)}"
                 raise NotTunedError(text) from error
             if not why:

@@ -66,7 +66,7 @@ def _forget() -> None:
 
 also_forgets(_forget)
 
-Place = tuple[str, int]  # a mode and a GPU's index (-1: no tensor is on one), which share a cache
+Scope = tuple[str, int]  # a mode and a GPU's index (-1: no tensor is on one), whose calls share a cache
 CacheKey = tuple[Any, ...]  # Triton's: values of the arguments in `key`, then dtypes
 Configs = Mapping[Config, triton.Config]  # by their names in the store
 
@@ -96,8 +96,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self.mode, self.bucket, self.table = mode, dict(bucket or {}), Path(table) if table else None
         self.effort = effort
         self.reference, self.tolerance = reference, tolerance
-        self._place: Place | None = None  # of the latest call
-        self._caches: dict[Place | None, Memo[CacheKey, triton.Config]] = {}
+        self._scope: Scope | None = None  # of the latest call
+        self._caches: dict[Scope | None, Memo[CacheKey, triton.Config]] = {}
         self._compiled = Memo[Any, bool](MAX_CACHED)  # calls in mode "strict" with a loaded kernel
         super().__init__(
             fn, fn.arg_names, [configs.opening(1)[0].to_triton()] if isinstance(configs, Space) else configs,
@@ -137,24 +137,24 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             config = self._configs[0]
         else:
             key, gpu = self.cache_key_of(args, kwargs)
-            self._place = place = mode, gpu
-            cache = self._caches.get(place)
+            self._scope = scope = mode, gpu
+            cache = self._caches.get(scope)
             if cache is None:  # the first such call takes over what a program put into `cache` before
-                cache = self._caches.setdefault(place, self._caches.pop(None, Memo(MAX_CACHED)))
+                cache = self._caches.setdefault(scope, self._caches.pop(None, Memo(MAX_CACHED)))
             config = cache.get(key)
             if config is None:
-                config = self._on_miss(place, cache, key, args, kwargs)
+                config = self._on_miss(scope, cache, key, args, kwargs)
         self.best_config = config
         try:
             if config.pre_hook is not None or self.interpreted or mode == "strict":
-                return self._launch_watched(config, mode, args, kwargs)
+                return self._launch_special(config, mode, args, kwargs)
             return self.fn.run(*args, **kwargs, **config.all_kwargs())
         except TypeError:
             # Does the config set the same argument?
             arguments.check_conflicts(self.base_fn, self.space or self._configs, args, kwargs)
             raise
 
-    def _launch_watched(self, config: triton.Config, mode: str, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def _launch_special(self, config: triton.Config, mode: str, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Launch after the config's hook, in the interpreter, or in mode "strict", which must not compile."""
         options = config.all_kwargs()
         if config.pre_hook is not None:
@@ -210,26 +210,22 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return indices
 
     def _on_miss(
-        self,
-        place: Place,
-        cache: Memo[CacheKey, triton.Config],
-        key: CacheKey,
-        args: tuple[Any, ...],
+        self, scope: Scope, cache: Memo[CacheKey, triton.Config], key: CacheKey, args: tuple[Any, ...],
         kwargs: Any,
-    ) -> triton.Config:
+    ) -> triton.Config:  # fmt: skip
         """Choose a config for a call that is not cached. Of threads with the same call, one measures."""
         arguments.check_conflicts(self.base_fn, self.space or self._configs, args, kwargs)
         captured = capturing()
 
         def choose() -> triton.Config:
-            config = self.choose(args, kwargs, place[0]).config
+            config = self.choose(args, kwargs, scope[0]).config
             if not captured:
                 cache[key] = config
             return config
 
-        if place[0] != "tune" or captured:
+        if scope[0] != "tune" or captured:
             return choose()
-        return once((id(self), place, key), lambda: cache.get(key) or choose())
+        return once((id(self), scope, key), lambda: cache.get(key) or choose())
 
     def _launch_strict(self, args: Sequence[Any], kwargs: Any, config: triton.Config) -> Any:
         """Launch a kernel that is compiled. Raises NotCompiledError, before any launch, if it is not."""
@@ -249,12 +245,12 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     @property
     def cache(self) -> dict[CacheKey, triton.Config]:
         """The configs by Triton's cache key, for the mode and GPU of the latest call."""
-        return self._caches.setdefault(self._place, Memo(MAX_CACHED))
+        return self._caches.setdefault(self._scope, Memo(MAX_CACHED))
 
     @cache.setter
     def cache(self, cache: dict[CacheKey, triton.Config]) -> None:
-        self._caches[self._place] = Memo(MAX_CACHED)
-        self._caches[self._place].update(cache)
+        self._caches[self._scope] = Memo(MAX_CACHED)
+        self._caches[self._scope].update(cache)
 
     def forget(self) -> None:
         """Drop the configs chosen in this process; measurements stay in the store."""
@@ -358,8 +354,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                 notify(self, call, plan.config, {plan.config: [(plan.us or 0.0) / 1e3] * 3})
             elif not fixed or self.reference is not None:
                 plan = KernelPlan(call.problem, measured_config(self, call), "exact", call.device)
-                for place, cache in list(self._caches.items()):
-                    if place is not None and place[0] != "tune":
+                for scope, cache in list(self._caches.items()):
+                    if scope is not None and scope[0] != "tune":
                         cache.clear()  # other modes, which may have guessed, choose again
         if plan is None:
             plan = self._unmeasured(call, mode)

@@ -266,8 +266,8 @@ def check_elements(call: Any) -> None:
         raise wrong
 
 
-def allowed_error(call: Any) -> float:
-    """Return the largest relative error, by the norms of `error_of`, that a right product may have.
+def allowed_norm_error(call: Any) -> float:
+    """Return the largest relative error, by the norms of `norm_error`, that a right product may have.
 
     Rounding to the output type errs by at most half its epsilon. A running sum of K fp32 products errs by
     about sqrt(K) epsilons of fp32, and by twice that in the truncating adders of tensor cores. TF32 keeps 11
@@ -289,7 +289,7 @@ def allowed_error(call: Any) -> float:
     return ROUNDING[call.out_dtype] + (summing + inputs) / spared + gate + fused
 
 
-def error_of(call: Call) -> float:
+def norm_error(call: Call) -> float:
     """Return |out - right| / |right|, in Euclidean norms. Raises TuningError for an inexact copy.
 
     Up to 256 rows of a product are compared with one in float64.
@@ -314,7 +314,7 @@ def answer_error(call: Call, every: bool = True) -> float:
 
     `every` also checks each element, which takes as long as torch's product in a wider type.
     """
-    error, allowed = error_of(call), allowed_error(call)
+    error, allowed = norm_error(call), allowed_norm_error(call)
     if not error <= allowed:
         raise TuningError(f"{WRONG}: relative error {error:.3g}, above {allowed:.3g}")
     if every:

@@ -35,7 +35,7 @@ def _filled(problem: Tiled, make: Callable[[str, int], torch.Tensor]) -> Call:
     call = call_for(problem, make)
     if isinstance(call, QuantizedCall):
         call.scales.tensor.mul_(2.0**-call.bits)  # so that results stay well within the range of float16
-    return shared(call)
+    return with_group_ends(call)
 
 
 def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[Call]:
@@ -55,7 +55,7 @@ def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[
     return [_filled(problem, pooled), *map(copied, range(1, count))]
 
 
-def shared(call: Call, load: str = "skewed") -> Call:
+def with_group_ends(call: Call, load: str = "skewed") -> Call:
     """Return the call, after writing the ends of its groups, if any, to its offsets.
 
     `load` is one that `tritile.core.problem.ends_of` takes.

@@ -110,18 +110,14 @@ class TunableProblem:
     def digest(self, config: Config) -> str:
         return FAMILIES[self.problem.op][config.family].digest
 
-    def compile(self, config: Config) -> None:
-        """Compile for the device, which need not be installed. Raises TuningError if the compiler refuses."""
-        self._compile(self.problem, config)
+    def compile(self, config: Config, for_check: bool = False) -> None:
+        """Compile for the device, which need not be installed. Raises TuningError if the compiler refuses.
 
-    def compile_check(self, config: Config) -> None:
-        """Compile for the ragged sibling, which the check launches too."""
-        sibling = ragged(self.problem)
-        if illegal(config, sibling, self.device) is None:
-            self._compile(sibling, config)
-
-    def _compile(self, problem: Tiled, config: Config) -> None:
-        check_fits(compiled_for(problem, config, self.device), self.device)
+        A check launches the ragged sibling too, if the config is legal for it.
+        """
+        problem = ragged(self.problem) if for_check else self.problem
+        if not for_check or illegal(config, problem, self.device) is None:
+            check_fits(compiled_for(problem, config, self.device), self.device)
 
     @property
     def copies(self) -> int:

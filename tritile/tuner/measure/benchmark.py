@@ -46,8 +46,8 @@ class Tunable(Protocol):
 
     Trials are stored under `problem` and the `digest` of the kernel that a config runs. `copies`: how many
     copies of the operands keep the L2 cache cold; `harness` makes them on the current GPU. `compile` compiles
-    into Triton's cache without a GPU, and raises if the compiler refuses. `compile_check` compiles what else
-    the check of a config launches; if that does not compile, the check reports it.
+    into Triton's cache without a GPU, and raises if the compiler refuses; `for_check` it compiles what else
+    the check of a config launches.
     """
 
     @property
@@ -57,8 +57,7 @@ class Tunable(Protocol):
     @property
     def copies(self) -> int: ...
     def digest(self, config: Config) -> str: ...
-    def compile(self, config: Config) -> None: ...
-    def compile_check(self, config: Config) -> None: ...
+    def compile(self, config: Config, for_check: bool = False) -> None: ...
     def harness(self, copies: int) -> Harness: ...
 
 

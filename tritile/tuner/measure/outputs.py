@@ -56,10 +56,10 @@ def unwritten(out: torch.Tensor) -> list[int] | None:
         return None
     bits, integers = _NAN[out.itemsize]
     is_left = out.view(integers) == bits
-    return _place(is_left) if bool(is_left.any()) else None
+    return _first_true(is_left) if bool(is_left.any()) else None
 
 
-def _place(mask: torch.Tensor) -> list[int]:
+def _first_true(mask: torch.Tensor) -> list[int]:
     return _indices(mask.flatten().int().argmax(), mask.shape)
 
 
@@ -100,7 +100,7 @@ def error_of(name: str, got: torch.Tensor, right: torch.Tensor, tolerance: float
     error = float(errors.amax()) if errors.numel() else 0.0
     if error > allowed:
         wrong = errors > allowed
-        at = _place(wrong)
+        at = _first_true(wrong)
         values = got[tuple(at)].item(), right[tuple(at)].item()
         short, expected = (f"{value:.6g}" for value in values)
         if not got.dtype.is_floating_point or short == expected:

@@ -400,8 +400,8 @@ class PoolRunner(WorkerPool):
         The future raises WorkerError if the compiler fails, crashes or hangs, and TuningError if no process
         can be started.
         """
-        work = tunable.compile_check if for_check else tunable.compile
-        return self.submit(work, config, urgency=self._number(tunable), limit_s=self._compile_s)
+        urgency = self._number(tunable)
+        return self.submit(tunable.compile, config, for_check, urgency=urgency, limit_s=self._compile_s)
 
     def begin(self, tunable: Tunable) -> None:
         """Put the operands on the GPU. Raises TuningError if that fails."""

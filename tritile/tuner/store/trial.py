@@ -56,10 +56,9 @@ class Trial:
     - `us`: the median time in microseconds.
     - `spread`: the distance between the 20th and 80th percentiles, divided by the median.
     - `registers`: per thread; `spills` and `shared` memory in bytes.
-    - `error`: None if the answer was not checked, else its relative error as the kind of kernel defines it:
-      for tritile's own operations |out - right| / |right| (Euclidean norms, `tune.subject.answers.error_of`),
-      for decorated kernels the largest over elements (`measure.outputs.error_of`). Compare it only between
-      configs of one problem.
+    - `error`: None if the answer was not checked, else its relative error: of tritile's own operations by
+      norms (`tune.subject.answers.norm_error`), of decorated kernels the largest of an element
+      (`measure.outputs.error_of`). It compares configs of one problem.
     - `failure`: a short line, None if nothing failed.
     """
 
