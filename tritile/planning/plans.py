@@ -25,6 +25,7 @@ from tritile.core.config import Config
 from tritile.core.device import HOST, Device
 from tritile.core.forgetting import new_memo
 from tritile.core.log import log
+from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import (
     AS_TORCH,
     PRECISIONS_OF,
@@ -223,7 +224,9 @@ def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -
 
 def _with_free(problem: Tiled) -> tuple[Tiled, ...]:
     """Return a problem and the same without batch invariance: more of those are measured."""
-    return (problem, replace(problem, invariant=False)) if problem.invariant else (problem,)
+    if isinstance(problem, PermuteProblem) or not problem.invariant:
+        return (problem,)
+    return problem, replace(problem, invariant=False)
 
 
 def trials(problem: Tiled, device: Device, *more: str) -> list[Trial]:
