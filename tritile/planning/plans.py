@@ -214,7 +214,7 @@ def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -
     plan = by_portfolio(problem, device)
     if plan is not None:
         return _or_other_family(plan)
-    if allows_torch and not gpu_tables.is_known(device) and aten.does_no_harm(problem, device):
+    if allows_torch and not gpu_tables.has_table(device) and aten.does_no_harm(problem, device):
         return Plan(problem, aten.CONFIG, "torch", device, None, _NO_HARM)
     return by_model(problem, device, _NO_PORTFOLIO)
 
