@@ -12,7 +12,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 
 import tritile
-from tritile.core.device import current_gpu, known_target
+from tritile.core.device import current_gpu, target_key
 from tritile.families import registry as families
 from tritile.planning import model, table
 from tritile.tuner.store.trial import Trial
@@ -124,7 +124,7 @@ def contents(folder):
 
 
 @pytest.mark.skipif(
-    not known_target(current_gpu().name if current_gpu() else ""), reason="no --target names it"
+    not target_key(current_gpu().name if current_gpu() else ""), reason="no --target names it"
 )
 def test_compiled_without_gpu_runs(tmp_path):
     device = current_gpu()

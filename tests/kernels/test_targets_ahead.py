@@ -9,7 +9,7 @@ import pytest
 import tritile
 from tests import picks
 from tests.ahead import SQUARE, later, pairs
-from tritile.core.device import SHORT, TARGETS, known_target, target_device
+from tritile.core.device import SHORT, TARGETS, target_device, target_key
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem, QuantizedProblem
 from tritile.families.launching import compiled_for
@@ -100,7 +100,7 @@ def test_descriptor_needs_wgmma():
 
 @pytest.mark.parametrize("given", ["rtx 5090", "NVIDIA GeForce RTX 5090", "geforce-rtx-5090", "sm_120"])
 def test_names_that_people_write(given):
-    assert known_target(given) == "sm_120"
-    assert known_target("RTX PRO 6000") == known_target("rtx-pro-6000") == SHORT["pro-6000"]
-    assert known_target("H200 NVL") == "nvidia-h200-nvl"
-    assert known_target("amd instinct mi325x") == SHORT["mi325x"]
+    assert target_key(given) == "sm_120"
+    assert target_key("RTX PRO 6000") == target_key("rtx-pro-6000") == SHORT["pro-6000"]
+    assert target_key("H200 NVL") == "nvidia-h200-nvl"
+    assert target_key("amd instinct mi325x") == SHORT["mi325x"]

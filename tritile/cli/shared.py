@@ -400,7 +400,7 @@ def device_of(target: str | None, otherwise: str | None = None) -> "Device":
         return gpu_here("name one, as --target h200")
     target = otherwise if target is None else target
     assert target is not None
-    if devices.known_target(target) is None:
+    if devices.target_key(target) is None:
         name = target.lower()
         near = get_close_matches(name, GPUS) or get_close_matches(name, devices.SHORT.values(), 1, 0.85)
         hint = f" (did you mean {' or '.join(near)}?)" if near else ""

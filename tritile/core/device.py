@@ -150,7 +150,7 @@ def compiler_version(backend: str, arch: int | str) -> str:
     return release[0].rsplit(",", 1)[-1].strip() if release else ""
 
 
-def known_target(name: str) -> str | None:
+def target_key(name: str) -> str | None:
     """Return the key of `TARGETS` for a name in any case; None for an unknown name.
 
     Names are those of `SHORT`, with the maker's in front or without, those of `TARGETS`, and torch's with
@@ -173,7 +173,7 @@ def target_device(name: str) -> Device:
         >>> tritile.target_device("h200").processors
         132
     """
-    key = known_target(name)
+    key = target_key(name)
     if key is None:
         names = ", ".join(f"{short} ({key})" for short, key in SHORT.items())
         raise InvalidValueError(f"unknown GPU {name!r}: expected one of {names}")

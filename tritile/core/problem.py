@@ -563,9 +563,9 @@ class KernelProblem:
 
 # --- Problems as JSON ---
 
-Known = MatmulProblem | PermuteProblem  # every operand is a plain tensor
+Plain = MatmulProblem | PermuteProblem  # every operand is a plain tensor
 Product = MatmulProblem | GroupedProblem
-Tiled = Known | GroupedProblem | QuantizedProblem  # made by tritile's own kernels, tile by tile
+Tiled = Plain | GroupedProblem | QuantizedProblem  # made by tritile's own kernels, tile by tile
 Problem = Tiled | KernelProblem
 # Fields that older files lack, which have their defaults there.
 _ADDED: Final = ("epilogue", "b_dtype", "block_scales", "invariant")

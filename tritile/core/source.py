@@ -108,14 +108,14 @@ class _Texts:
     """Values as text that says what they are and not where they are defined."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, str | None]] = {}  # the value is kept so that its id stays its own
+        self._texts: dict[int, tuple[Any, str | None]] = {}  # the value is kept so that its id stays its own
 
     def of(self, value: Any) -> str | None:
         """Return the text of a value, the same for equal values; None if its kind does not count."""
-        if id(value) not in self._known:
-            self._known[id(value)] = value, "itself"  # where a function calls itself, or a list holds itself
-            self._known[id(value)] = value, self._written(value)
-        return self._known[id(value)][1]
+        if id(value) not in self._texts:
+            self._texts[id(value)] = value, "itself"  # where a function calls itself, or a list holds itself
+            self._texts[id(value)] = value, self._written(value)
+        return self._texts[id(value)][1]
 
     def _written(self, value: Any) -> str | None:
         if isinstance(value, enum.Enum):

@@ -75,8 +75,8 @@ def torch_ways(call: Call) -> dict[str, Way]:
     if call.dtype in FP8_DTYPES:  # sums are kept where tritile keeps them
         return {f"_scaled_mm, use_fast_accum={call.precision == 'fast'}": plainest}
     ways = {"_int_mm" if call.dtype == "int8" else "matmul": plainest}
-    gelu, alone = call.activation == "gelu_tanh", Epilogue(bias="row", activation=call.activation)
-    if call.problem.batch == 1 and call.epilogue == alone and (gelu or call.activation == "relu"):
+    gelu, only_bias = call.activation == "gelu_tanh", Epilogue(bias="row", activation=call.activation)
+    if call.problem.batch == 1 and call.epilogue == only_bias and (gelu or call.activation == "relu"):
         ways["_addmm_activation"] = Product(
             tensors_of, lambda a, b, bias: torch_private.addmm_activation(bias, a, b, use_gelu=gelu)
         )

@@ -17,7 +17,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.markup import Tabular
 from tritile.core.permutation import PermuteProblem
-from tritile.core.problem import GroupedProblem, Known, MatmulProblem, Tiled, problem_to_dict
+from tritile.core.problem import GroupedProblem, MatmulProblem, Plain, Tiled, problem_to_dict
 from tritile.core.settings import mode
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError, did_you_mean
 from tritile.families.common import skinny
@@ -123,7 +123,7 @@ class Explanation(Tabular, Cost):
             tritile's.
     """
 
-    problem: Known
+    problem: Plain
     source: str
     device: Device
     untiled: Traffic
@@ -282,7 +282,7 @@ def occupancy(used: Resources, warps: int, device: Device) -> Occupancy | None:
     return Occupancy(max(1, least), max(1, least) * warps, most, limit)
 
 
-def parts_us(problem: Known, config: Config, device: Device) -> dict[str, float]:
+def parts_us(problem: Plain, config: Config, device: Device) -> dict[str, float]:
     """Return the microseconds that each unit of the GPU needs by itself, the longest first.
 
     For a product these are lower bounds, except for the L2 cache. Device memory moves every operand once, and
@@ -421,7 +421,7 @@ def explain(
     problem, gpu = chosen.problem, chosen.device
     if chosen.why == IN_PLACE:
         raise InvalidValueError("explain: a call in place has only one config: drop out=")
-    if not isinstance(problem, Known):
+    if not isinstance(problem, Plain):
         expected = "expected a product or permutation of plain tensors"
         if isinstance(problem, GroupedProblem):
             expected += ", such as `problem.even`, the batch of equal groups"

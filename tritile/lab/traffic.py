@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.permutation import PermuteProblem
-from tritile.core.problem import ITEMSIZE, Known, MatmulProblem
+from tritile.core.problem import ITEMSIZE, MatmulProblem, Plain
 from tritile.families.common import descriptors, skinny
 from tritile.families.common.grids import unit
 from tritile.families.matmul_tile import family as tile
@@ -69,7 +69,7 @@ def bytes_text(count: float) -> str:
     return f"{count:.3g} {_UNITS[power]}"
 
 
-def unique(problem: Known) -> Traffic:
+def unique(problem: Plain) -> Traffic:
     """Every input read once, the output written once: the least of any tiling.
 
     An element that a permutation reads repeatedly, over a dimension of stride 0, counts once. An operand that
@@ -82,7 +82,7 @@ def unique(problem: Known) -> Traffic:
     return Traffic(problem.bytes - written, written)
 
 
-def untiled(problem: Known) -> Traffic:
+def untiled(problem: Plain) -> Traffic:
     """Element by element: a product reuses nothing.
 
     A permutation goes along the densest dimension of x, and counts whole sectors, those of one row once.
@@ -102,7 +102,7 @@ def untiled(problem: Known) -> Traffic:
     return Traffic(*found)
 
 
-def tiled(problem: Known, config: Config, device: Device) -> Traffic:
+def tiled(problem: Plain, config: Config, device: Device) -> Traffic:
     """With a config's tiles; permutations count whole sectors.
 
     Copies of operands that no tensor descriptor can read count, and so do partial sums. A lowered product
@@ -123,7 +123,7 @@ def tiled(problem: Known, config: Config, device: Device) -> Traffic:
     return found if config.family in (tile.NAME, skinny_k.NAME, family_n.NAME) else found + _copied(problem)
 
 
-def tiling(problem: Known, config: Config, device: Device) -> Tiling:
+def tiling(problem: Plain, config: Config, device: Device) -> Tiling:
     """Count tiles and programs; a lowered product counts by its core."""
     if isinstance(problem, PermuteProblem):
         if config.family == boxes.BOX:

@@ -75,9 +75,9 @@ def _at_rows(problem: Any, m: int) -> Any:
         return replace(problem, m=m)
     epilogue = problem.epilogue
     if m == 1:  # one row's epilogue does not differ by row
-        alone = {"full": "row", "column": "one"}
+        single = {"full": "row", "column": "one"}
         spreads = {side: spread for side in SIDES if (spread := getattr(epilogue, side))}
-        epilogue = replace(epilogue, **{side: alone.get(spread, spread) for side, spread in spreads.items()})
+        epilogue = replace(epilogue, **{side: single.get(spread, spread) for side, spread in spreads.items()})
     elif problem.m == 1 and epilogue.residual:
         raise InvalidValueError(f"{problem.label}: its residual may differ by row: give two rows or more")
 

@@ -66,7 +66,7 @@ def linear(
         torch.Size([4, 10, 77])
     """
     if isinstance(weight, QuantizedWeight):
-        check_bias_alone(activation, residual, out_dtype, precision, out)
+        check_only_bias(activation, residual, out_dtype, precision, out)
         parts = (input, weight.packed, weight.scales, weight.zeros, bias)
         return launch_cached(
             "linear_quantized", parts, None, (weight.bits, weight.group_size, *weight.shape), computed
@@ -75,7 +75,7 @@ def linear(
     return launch_cached("linear", tensors, out, options, computed)
 
 
-def check_bias_alone(*others: Any) -> None:
+def check_only_bias(*others: Any) -> None:
     """Raise UnsupportedError if `linear` of a QuantizedWeight has one of `NOT_WITH_PACKED`."""
     refused = ", ".join(
         name for name, value in zip(NOT_WITH_PACKED, others, strict=True) if value is not None

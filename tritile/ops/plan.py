@@ -18,7 +18,7 @@ from tritile.errors import InvalidValueError, ShapeError, did_you_mean
 from tritile.ops.aten import torch_call_of
 from tritile.ops.checks import check_memory
 from tritile.ops.dispatch import NAMES
-from tritile.ops.fused import NOT_WITH_PACKED, addmm, baddbmm, check_bias_alone, gated_linear, linear
+from tritile.ops.fused import NOT_WITH_PACKED, addmm, baddbmm, check_only_bias, gated_linear, linear
 from tritile.ops.grouped import grouped_matmul
 from tritile.ops.linear_quantized import QuantizedLinear
 from tritile.ops.matmul import bmm, check_matrices, matmul, mm
@@ -98,7 +98,7 @@ def _request(name: str, arguments: dict[str, Any]) -> Request:
             f"contiguous of {tuple(x.shape)} launches no kernel, because input is contiguous"
         )
     if isinstance(arguments.get("weight"), QuantizedWeight):
-        check_bias_alone(*(arguments[name] for name in NOT_WITH_PACKED))
+        check_only_bias(*(arguments[name] for name in NOT_WITH_PACKED))
         return QuantizedLinear(arguments["input"], arguments["weight"], arguments["bias"])
     return request_of(name, *(arguments[argument] for argument in NAMES[name]))
 
@@ -107,7 +107,7 @@ def gpu_of(caller: str, device: Any) -> Device:
     """Return the GPU that a caller names. Raises InvalidValueError or DeviceError if there is none."""
     if isinstance(device, Device):
         return device
-    if isinstance(device, str) and devices.known_target(device):
+    if isinstance(device, str) and devices.target_key(device):
         return devices.target_device(device)
     try:
         located = torch.device(device)

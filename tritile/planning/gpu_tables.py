@@ -123,7 +123,7 @@ def shortlist(name: str | None, device: Device) -> Portfolio | None:
     )
 
 
-def is_known(device: Device) -> bool:
+def has_table(device: Device) -> bool:
     """True if a table is of this GPU model, or of one like it."""
     return pinned(device) is not None or bool(like(device))
 

@@ -25,6 +25,7 @@ from tritile.core.config import Config
 from tritile.core.device import HOST, Device
 from tritile.core.forgetting import new_memo
 from tritile.core.log import log
+from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import (
     AS_TORCH,
     PRECISIONS_OF,
@@ -213,7 +214,7 @@ def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -
     plan = by_portfolio(problem, device)
     if plan is not None:
         return _or_other_family(plan)
-    if allows_torch and not gpu_tables.is_known(device) and aten.does_no_harm(problem, device):
+    if allows_torch and not gpu_tables.has_table(device) and aten.does_no_harm(problem, device):
         return Plan(problem, aten.CONFIG, "torch", device, None, _NO_HARM)
     return by_model(problem, device, _NO_PORTFOLIO)
 
@@ -223,7 +224,9 @@ def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -
 
 def _with_free(problem: Tiled) -> tuple[Tiled, ...]:
     """Return a problem and the same without batch invariance: more of those are measured."""
-    return (problem, replace(problem, invariant=False)) if problem.invariant else (problem,)  # type: ignore[arg-type]
+    if isinstance(problem, PermuteProblem) or not problem.invariant:
+        return (problem,)
+    return problem, replace(problem, invariant=False)
 
 
 def trials(problem: Tiled, device: Device, *more: str) -> list[Trial]:

@@ -56,7 +56,7 @@ class Fit:
     written = 6.48  # to find where a word is written
     dimension = 12.6  # of one more dimension of either
     division = 6.97  # of one more dimension of an element in its piece
-    alone = 12.8  # bytes a clock of one program alone on its SM
+    one_program = 12.8  # bytes a clock of one program alone on its SM
     clock = 1.06  # share of the highest clock
     power = 2.68  # the larger, the less the faster bounds add to the slowest
     start_us = 2.26
@@ -175,7 +175,7 @@ class _Layout:
         self.size, self.lanes, self.jump = problem.itemsize, pieces.lanes, 0
         self.places = [0] * len(sides)
         self.first = pieces.inner[0] if pieces.inner else -1
-        self.alone = len(pieces.inner) < 2 or sides[self.first] % self.lanes == 0
+        self.whole_words = len(pieces.inner) < 2 or sides[self.first] % self.lanes == 0
         # Of a warp's words. What has no place yet counts as 0, and words that differ in it alone as one.
         self.walk = _walk(pieces, sides)
         self.at = [0] * min(_BANKS, pieces.number * pieces.words)
@@ -208,7 +208,7 @@ class _Layout:
 
     def split(self, rows: int, read: int) -> int:
         """Pad between groups of rows by the smallest jump that reduces bank conflicts most; return it."""
-        if self.lanes > 1 and self.alone and rows > self.lanes and self.conflicts(self.at) > 1:
+        if self.lanes > 1 and self.whole_words and rows > self.lanes and self.conflicts(self.at) > 1:
             index = [each // self.lanes for each in self.walk[self.first]]
             most = min(8 * read, self.lanes * self.places[self.first] // 8)
             self.jump, _ = self.least(index, range(0, most + 1, read))
@@ -377,7 +377,7 @@ def parts_us(config: Config, problem: PermuteProblem, device: Device) -> Parts:
     issue += elements / pieces.lanes * (Fit.written + Fit.dimension * len(pieces.outer))
     issue += 0 if shared(box) else elements * Fit.division * (len(pieces.inner) - 1)
     gather = turns * elements / _BANKS * box.conflicts
-    wait = waves * elements * size / Fit.alone
+    wait = waves * elements * size / Fit.one_program
     clocks = device.clock_ghz * Fit.clock * 1e3
     return Parts(
         moved / (device.memory_gbps * 1e3), gather / clocks, turns * issue / 128 / clocks, wait / clocks

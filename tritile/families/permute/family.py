@@ -55,11 +55,11 @@ def vectors(problem: PermuteProblem, runs: tuple[int, int]) -> tuple[int, int]:
     )
 
 
-def held_words(config: Config, problem: PermuteProblem, device: Device) -> float:
+def words_per_thread(config: Config, problem: PermuteProblem, device: Device) -> float:
     """Return the 32-bit registers of each thread that hold its part of a tile, one at least for reads."""
     m, n, size = config["BLOCK_M"], config["BLOCK_N"], problem.itemsize
-    alone = min(vectors(problem, problem.runs(m, n))) < 4
-    return float(m * n / (config.num_warps * device.warp_size) * (max(4, size) if alone else size) / 4)
+    singly = min(vectors(problem, problem.runs(m, n))) < 4
+    return float(m * n / (config.num_warps * device.warp_size) * (max(4, size) if singly else size) / 4)
 
 
 def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
@@ -68,7 +68,7 @@ def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | No
     m, n, threads = config["BLOCK_M"], config["BLOCK_N"], config.num_warps * device.warp_size
     if (reason := resource_fault(device, m * n * problem.itemsize)) is not None:
         return reason
-    words = held_words(config, problem, device)
+    words = words_per_thread(config, problem, device)
     if len(problem.plane.n) > 1:  # what is divided, the compiler moves singly
         words = max(words, m * n / threads)
     if words > _MOST_WORDS:
@@ -98,7 +98,7 @@ class Fit:
     digit = 7.51  # of one more dimension in a run
     mask = 1.54  # of an element if tiles are uneven
     reach = 1.31  # how many times its share of the bandwidth one SM can use
-    alone_bytes = 16.1  # bytes a clock of one program alone on its SM
+    one_program_bytes = 16.1  # bytes a clock of one program alone on its SM
     gap = 45.4  # clocks from one load of a thread to the next
     setup = 52.8  # instructions of a warp before its first element
     edge = 1.5  # extra cost, in sectors, of a sector that two runs in out share
@@ -115,7 +115,7 @@ def sectors(run: float, align: int, request: float) -> float:
 
 def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
     threads = config.num_warps * device.warp_size
-    registers = 16 + 2 * held_words(config, problem, device)  # as compiled: a word and its address
+    registers = 16 + 2 * words_per_thread(config, problem, device)  # as compiled: a word and its address
     shared = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize if problem.is_transposing else 0
     return programs_per_sm(device, threads, registers, shared, 32)
 
@@ -162,7 +162,7 @@ def parts_us(config: Config, problem: PermuteProblem, device: Device) -> Parts:
     instructions += Fit.digit * digits * reading
     turns = max(1.0, tiles / device.processors)
     issue = turns * (m * n * instructions / 128 + Fit.setup * config.num_warps / 4)
-    cycle = m * n * (size / Fit.alone_bytes + Fit.gap * reading / threads)
+    cycle = m * n * (size / Fit.one_program_bytes + Fit.gap * reading / threads)
     wait = max(1.0, turns / resident(config, problem, device)) * cycle
     issue_us, wait_us = (clocks / (device.clock_ghz * 0.85 * 1e3) for clocks in (issue, wait))
     return Parts(memory_us * slow, l2_us * slow, issue_us, wait_us)
