@@ -1,8 +1,6 @@
 """Pages in a browser: that on tilings counts as `tritile.explain` does, the report filters, pictures fit."""
 
-import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -142,12 +140,6 @@ def test_labels_of_matrices_lie_apart(page, sizes, width):
     assert unreadable(shown, width) == []
 
 
-def test_first_tiles_share_blocks(page):
-    shown = page()
-    assert fact(shown, "tiles") > fact(shown, "wave") / 2
-    assert fact(shown, "different") < fact(shown, "plain")
-
-
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
@@ -247,20 +239,3 @@ def test_pages_fit_screens(browser, site, width):
         wrong |= {path.name: found} if found else {}
     context.close()
     assert wrong == {}
-
-
-@pytest.mark.parametrize(
-    ("words", "pages"),
-    [
-        ("speed", ("benchmarks.html", "api/measuring.html")),
-        ("clear cache", ("api/own_kernels.html", "command_line.html")),
-    ],
-)
-def test_site_search_finds_pages(site, words, pages):
-    sections = json.loads((site / "search" / "search_index.json").read_text())["docs"]
-    found = {
-        section["location"].partition("#")[0]
-        for section in sections
-        if set(words.split()) <= {*re.findall(r"\w+", f"{section['title']} {section['text']}".lower())}
-    }
-    assert found.issuperset(pages)
