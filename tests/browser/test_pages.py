@@ -9,11 +9,13 @@ import pytest
 
 from picture import blocks_of, tiling_of
 from tests.commands import run
-from tests.tilings import H200, product
-from tritile.core.config import Config
+from tests.configs import tile
+from tritile.core.device import target_device
 from tritile.lab import traffic
+from tritile.tune.suites import parse_shape
 
 ROOT = Path(__file__).parents[2]
+H200 = target_device("nvidia-h200")
 SIZES = ("m", "n", "k", "block_m", "block_n", "block_k", "group_m", "itemsize", "at_once")
 CASES = [
     (300, 200, 150, 64, 32, 32, 2, 2, 6),
@@ -57,14 +59,14 @@ def go(page, name, value):
 
 def config_of(case):
     _, _, _, block_m, block_n, block_k, group, *_ = case
-    return Config.of(4, 3, "tile", BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP_M=group)
+    return tile(block_m, block_n, block_k, group=group)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_page_counts_and_takes_like_explain(page, case):
     shown, (m, n, k, *_) = page(), case
     typed(shown, case)
-    problem = product(f"{m}x{n}x{k}")
+    problem = parse_shape(f"{m}x{n}x{k}").problem
     tiling = tiling_of(problem, config_of(case), H200)
     assert fact(shown, "untiled") == traffic.untiled(problem).read
     assert fact(shown, "tiled") == traffic.tiled(problem, config_of(case), H200).read
@@ -89,7 +91,7 @@ def test_page_counts_and_takes_like_explain(page, case):
 def test_blocks_of_wave_counted_once(page):
     shown, case = page(), CASES[0]
     typed(shown, case)
-    tiling = tiling_of(product("300x200x150"), config_of(case), H200)
+    tiling = tiling_of(parse_shape("300x200x150").problem, config_of(case), H200)
     go(shown, "tile", 8)  # of the second six
     places = [tiling.place(index)[1:] for index in range(6, 12)]
     assert fact(shown, "wave") == 12
