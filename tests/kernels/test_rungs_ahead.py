@@ -7,15 +7,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 import ladder_transpose as transpose
-from ladder import described, matrices
+from ladder import described
 from ladder_rungs import LADDERS
 from tests.ahead import later
 from tritile.core.device import target_device
-from tritile.core.problem import KernelProblem
 from tritile.runtime.ahead import compiling_for
 from tritile.runtime.launch import Pointer
-from tritile.tuner.decorated import KernelCall
-from tritile.tuner.measure.shipping import StandIn, pack, unpack
 
 pytestmark = pytest.mark.slow  # each compiles
 H200 = target_device("nvidia-h200")
@@ -84,20 +81,6 @@ def test_rungs_with_tensor_cores_and_tma(name, cores, copies):
     text = compiled(of("matmul", name)).asm["ptx"]
     assert (("wgmma" in text), ("fma.rn.f32" in text)) == (cores, not cores)
     assert ("cp.async.bulk.tensor" in text) == copies
-
-
-@pytest.mark.parametrize("op", LADDERS)
-def test_subject_goes_to_another_process(op, tmp_path, monkeypatch):
-    """Include a helper whose annotations alone name triton.language."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cold"))
-    rung = of(op, "autotuned")
-    kernel, grid = rung.kernel, rung.grid
-    args = (*matrices(op, 64, "float32", "cpu"), 64)
-    launched = {"grid": lambda v: grid(64, v, 8)}
-    call = KernelCall(KernelProblem(op, (), ()), H200, "", kernel, kernel.arg_names, args, launched)
-    back = unpack(pack(call, tmp_path, 2**30, host_too=True), StandIn)
-    with compiling_for(H200):
-        assert back.launch(rung.configs[0], grid=(1,), warmup=True).name == kernel.__name__
 
 
 @gluon.jit

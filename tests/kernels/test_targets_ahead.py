@@ -9,7 +9,7 @@ import pytest
 import tritile
 from tests import picks
 from tests.ahead import SQUARE, later, pairs
-from tritile.core.device import SHORT, TARGETS, target_device, target_key
+from tritile.core.device import SHORT, target_device, target_key
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem, QuantizedProblem
 from tritile.families.launching import compiled_for
@@ -19,19 +19,6 @@ from tritile.runtime.ahead import check_fits
 
 NEW = ("5090", "pro-6000", "gb10", "b300", "h20", "h800", "h200-nvl", "gh200", "l4", "a10", "mi325x", "mi350")
 ARCHITECTURES = ("5090", "gb10", "b300", "h20", "l4", "a10", "mi325x", "mi350")  # each one once
-KIB = {
-    75: 64,
-    80: 163,
-    86: 99,
-    89: 99,
-    90: 227,
-    100: 227,
-    103: 227,
-    120: 99,
-    121: 99,
-    "gfx942": 64,
-    "gfx950": 160,
-}
 SAMPLES = {
     "16-bit": SQUARE,
     "ragged": MatmulProblem(1, 1000, 1023, 511, "bfloat16", "bfloat16", a_align=2, b_align=2, out_align=2),
@@ -82,11 +69,6 @@ def test_a_sample_compiles(name, sample):
     kernel = compiled_for(problem, plan.config, device)
     check_fits(kernel, device)
     assert kernel.asm["cubin" if device.nvidia else "hsaco"]
-
-
-def test_shared_memory_of_architecture():
-    for device in TARGETS.values():
-        assert device.shared_memory == KIB[device.arch] << 10, device
 
 
 def test_descriptor_needs_wgmma():

@@ -1,7 +1,6 @@
 """Bytes that formulas say against those that kernels ask for, access by access, in the interpreter."""
 
 import itertools
-import threading
 
 import pytest
 import torch
@@ -96,16 +95,3 @@ def test_untiled_requests_of_naive_kernels(n):
         transpose_rows[(8 * n,)](x, out, 8 * n, 1024)
     said = traffic.untiled(permute_op.permute_call(x, out, (1, 0)).problem)
     assert (said.read, said.written) == (SECTOR * found.read_sectors, SECTOR * found.written_sectors)
-
-
-def test_sector_read_again_counts_once():
-    """Once for the program, and in whichever thread."""
-    call = product(16, 16, 64, "NN", torch.float16)
-    config = Config.of(family="tile", **SMALL | {"BLOCK_M": 16})
-    with counted() as found:
-        for _ in range(2):
-            thread = threading.Thread(target=launching.run_interpreted, args=(call, config))
-            thread.start()
-            thread.join()
-    assert found.read_sectors == (16 * 64 * 2 + 64 * 16 * 2) // SECTOR
-    assert found.read == 2 * traffic.tiled(call.problem, config, H200).read

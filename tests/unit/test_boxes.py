@@ -10,7 +10,7 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.errors import UnsupportedError
-from tritile.families.permute import boxes, family
+from tritile.families.permute import boxes
 from tritile.families.space import illegal
 from tritile.lab import traffic
 from tritile.lab.explain import INSTRUCTIONS, LATENCY, MEMORY, SHARED, parts_us
@@ -160,16 +160,6 @@ def test_single_elements_hold_fewer():
     assert len(apart.plane.n) == 3
     assert "128 registers" in illegal(tile, apart, H200)
     assert illegal(tile, problem((16320, 16320), (1, 0), 1), H200) is None
-
-
-def test_no_doubled_tile_before_others():
-    """Twice as long on one side."""
-    thin = problem((48, 51472), (1, 0), 1)
-    found = plans.likely(thin, H200, 48)
-    beyond = [family.oversized(config, thin) for config in found if config.family != "box"]
-    assert beyond == sorted(beyond)
-    assert not beyond[0]
-    assert beyond[-1]
 
 
 def test_sides_within_32_bits():

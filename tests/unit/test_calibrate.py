@@ -18,7 +18,7 @@ from tritile.cli import calibrating
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
-from tritile.core.problem import ITEMSIZE, MatmulProblem, problem_from_dict
+from tritile.core.problem import MatmulProblem, problem_from_dict
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.planning import gpu_tables, model, plans, table
 from tritile.tune.calibrate import fit, run, sweep
@@ -67,23 +67,6 @@ def few_candidates(count, name=NAME, device=H200):
         for config, us in times.items():
             weights[config] = weights.get(config, 0.0) + 1.2 - us / min(times.values())
     return sorted(weights, key=weights.get, reverse=True)[:count]
-
-
-@pytest.mark.parametrize(
-    ("name", "slow"), [("bf16_nn", 1), ("unaligned_16bit", 2), ("fp8", 0.5), ("fp16x3", 3)]
-)
-def test_half_need_20_us(name, slow):
-    """At 800 TFLOP/s of 16-bit types, which others take `slow` times as long for, and at 4240 GB/s."""
-
-    def least_us(problem):
-        sides = problem.m * problem.k + problem.k * problem.n, problem.m * problem.n
-        size, out_size = ITEMSIZE[problem.dtype], ITEMSIZE[problem.out_dtype]
-        moved = sides[0] * size + sides[1] * out_size
-        return max(slow * 2 * problem.m * problem.n * problem.k / 800e6, moved / (0.883 * 4800e3))
-
-    short = [least_us(problem) < 20 for problem in drawn(name, 80, "roof")]
-    assert not any(short[i] for i in range(80) if i % 4 > 1)
-    assert sum(short) > 20  # of the other forty
 
 
 def test_likely_configs_near_best():

@@ -129,13 +129,6 @@ def test_table_groups_alike_layers():
     assert "0 of 0" in repr(convert(nn.Identity(), rows=8, device=H200))
 
 
-def test_table_names_numbered_layers():
-    model = nn.Sequential(large(64, 65), nn.ReLU(), *(large(65, 64) for _ in range(5)))
-    found = convert(nn.ModuleList([*model, nn.ModuleDict({"up": large(64, 66)})]).eval(), always=True)
-    names = [(row.layers, row.count) for row in found.rows]
-    assert names == [("0", 1), ("2, 3, 4, ...", 5), ("7.up", 1)]
-
-
 class Lora(nn.Module):
     def __init__(self):
         super().__init__()

@@ -359,10 +359,9 @@ SAID = {
 }
 
 
-def test_every_example_is_short_and_run():
+def test_every_example_is_run():
     scripts = {path.stem: path for path in (ROOT / "examples").glob("*.py")}
     assert scripts.keys() == SAID.keys()
-    assert all(len(path.read_text().splitlines()) <= 80 for path in scripts.values())
 
 
 class Thread(ThreadPoolExecutor):

@@ -1,7 +1,6 @@
 """Examples in docstrings of public names run and print what they say, with "cuda" replaced by "cpu"."""
 
 import doctest
-import inspect
 
 import pytest
 import torch
@@ -39,16 +38,6 @@ EXAMPLES = examples()
 def test_first_calls_have_examples():
     have = {test.name for test in EXAMPLES}
     assert {"matmul", "linear", "grouped_matmul", "permute", "quantize", "plan", "mode", "Config"} <= have
-
-
-def test_help_of_callable_package():
-    opening, lines, *_ = tritile.tune.__doc__.split("\n\n")
-    assert opening.startswith("Call it, as `tritile.tune`")
-    assert "tritile.tune(tritile.matmul, a, b)" in lines
-    own = inspect.signature(lab_tune.tune).parameters.values()
-    options = [each.name for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY]
-    assert options
-    assert all(f"`{name}=" in tritile.tune.__doc__ for name in options)
 
 
 @pytest.mark.filterwarnings("ignore::tritile.errors.HostWarning")

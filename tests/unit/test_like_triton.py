@@ -14,8 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-import tritile
-
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")]
 
 
@@ -444,18 +442,3 @@ def test_kernels_in_cells_of_a_notebook(autotune, bench, used, name):
         namespace["in_cell"][(1,)](used, 5)
         assert bench.timed == [16 + extra, 64 + extra]
         assert int(used) == 64 + extra
-
-
-@pytest.mark.parametrize(
-    ("configs", "shown"),
-    [
-        ([triton.Config({"B": 16}), triton.Config({"B": 32})], "2 configs"),
-        (tritile.Space({"B": (16, 32), "num_warps": (2, 4, 8)}), "a Space of 6 combinations"),
-    ],
-)
-def test_kernel_prints_name_key_configs(configs, shown):
-    def doubled(x, y, n, B: tl.constexpr):
-        pass
-
-    kernel = tritile.autotune(configs=configs, key=["n"])(triton.jit(doubled))
-    assert repr(kernel) == f"tritile.autotune(doubled, key=['n'], {shown})"

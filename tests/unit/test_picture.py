@@ -6,17 +6,37 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from picture import blocks_of, picture, tiling_of
-from tests import commands
-from tests.tilings import H200, mover, product, tile, warped
+from tests import commands, configs
 from tritile.core.config import Config
+from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.errors import InvalidValueError, UnsupportedError
+from tritile.tune.suites import parse_shape
+
+H200 = target_device("nvidia-h200")
+
+
+def product(shape):
+    return parse_shape(shape).problem
+
+
+def tile(group=8):
+    return configs.tile(64, 32, 32, group=group)
+
+
+def mover(group=2):
+    return configs.turned(32, 32, group=group)
+
+
+def warped(persistent):
+    return configs.warpgroups(128, 192, 64, 2, 4, persistent=persistent)
+
 
 POSED = {
     "bands": (product("1000x500x300"), tile()),
     "batch": (product("3x1000x500x300"), tile(2)),
     "one group": (product("1000x500x300"), tile(1)),
-    "persistent": (product("3x1500x2000x1000"), warped(True, 2)),
+    "persistent": (product("3x1500x2000x1000"), warped(True)),
     "flat": (product("1500x1000x1000"), warped(False)),
     "transpose": (PermuteProblem.transposed(2, 300, 200, 2), mover()),
     "transpose in bands": (PermuteProblem.transposed(1, 301, 203, 1), mover(4)),

@@ -245,11 +245,3 @@ def test_replaced_torch_is_not_called(monkeypatch):
         monkeypatch.setattr(torch, place, getattr(tritile, place))
     monkeypatch.setattr(torch.Tensor, "permute", tritile.permute)
     assert torch.matmul(a, b).eq(4).all()
-
-
-def test_a_default_device_does_not_count():
-    with torch.device("meta"):
-        got = tritile.linear(
-            torch.ones(3, 4, device="cpu"), torch.ones(2, 4, device="cpu"), activation="silu"
-        )
-    assert got.device.type == "cpu"

@@ -67,24 +67,6 @@ def test_why_a_config_is_illegal(config, problem, device, reason):
     assert reason in (illegal(config, problem, device) or "legal")
 
 
-@pytest.mark.parametrize(
-    ("config", "problem", "device"),
-    [
-        (tile(), SQUARE, HOPPER),
-        (tile(m=16, n=16, k=16), SQUARE, SMALL),
-        (tile(m=256, n=128, warps=8), SQUARE, HOPPER),
-        (tile(k=32), FP8, HOPPER),
-        (tile(k=32), FP8, TARGETS["gfx942"]),
-        (tile(m=64, n=128), FP32, HOPPER),
-        (tile(m=128, n=128), replace(FP32, precision="tf32"), HOPPER),
-        (turned(), TURN, SMALL),
-        (turned(m=1, n=512), TURN, HOPPER),
-    ],
-)
-def test_legal_configs_pass(config, problem, device):
-    assert illegal(config, problem, device) is None
-
-
 @pytest.mark.parametrize(("k", "spills"), [(8191, True), (8192, False)])
 def test_rows_amid_words_by_elements(k, spills):
     """A single row starts on 16 bytes whatever its length. Compiled, these loads spill 17 kB a thread."""

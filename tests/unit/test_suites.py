@@ -216,19 +216,6 @@ def test_seed_given_or_of_files(tmp_path, monkeypatch):
     assert unseen.seed_of() == "set"
 
 
-def test_further_draws_own_seeds(monkeypatch):
-    monkeypatch.setenv("TRITILE_SEED", "given")
-    seeds = [unseen.seed_of(number) for number in (1, 2, 3)]
-    assert len({seed[:8] for seed in seeds}) == 3  # as tables name them
-    ways = [{"seed": seed, "drawn": how} for seed in seeds for how in ("by size", "by time")]
-    assert ways == [way for way, _ in unseen.draws([1, 2, 3])]
-    (_, cases), (_, long) = unseen.draws([2], "NT bfloat16")
-    assert cases == [case for case in unseen.draw(seeds[1]) if case.layout == "NT"]
-    assert long == [case for case in unseen.draw_by_time(seeds[1]) if case.layout == "NT"]
-    with pytest.raises(InvalidValueError, match="no drawn case"):
-        unseen.draws([1], "nothing")
-
-
 def test_nothing_remembered_counts(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITILE_TABLE", str(tmp_path / "table.json"))

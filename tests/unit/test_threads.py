@@ -1,11 +1,9 @@
 """What threads share: work that is done once, the interpreter, and nothing else that one waits for."""
 
 import contextlib
-import gc
 import multiprocessing
 import sys
 import threading
-import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
@@ -17,7 +15,7 @@ from triton import knobs
 
 import tritile
 from tests.mock_gpu import recording
-from tritile.core import settings, threads
+from tritile.core import threads
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem
@@ -124,24 +122,6 @@ def test_one_does_all_get(wait_for_all):
     assert [str(result) for result in results] == ["no config works"] * THREADS
 
 
-def test_failed_work_keeps_nothing():
-    def fail():
-        raise TuningError("no config works")
-
-    def call():
-        tensor = torch.zeros(1)
-        with contextlib.suppress(TuningError):
-            once("key", fail)
-        return weakref.ref(tensor)
-
-    gc.collect()
-    gc.disable()
-    try:
-        assert call()() is None
-    finally:
-        gc.enable()
-
-
 def test_interrupted_another_begins(wait_for_all):
     begun = []
 
@@ -155,13 +135,6 @@ def test_interrupted_another_begins(wait_for_all):
     results = together(lambda: once("key", work))
     assert [type(result) for result in results if result != 7] == [KeyboardInterrupt]
     assert results.count(7) == THREADS - 1
-
-
-def test_other_threads_choice_in_with():
-    before, other = settings.rules(), settings.Rules("off", True, True, "fp16x3")
-    with settings.under(other):
-        assert settings.rules() == other
-    assert settings.rules() == before
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

@@ -16,7 +16,6 @@ from torch import nn
 import tritile
 from tests.layers import TOKENS, Net
 from tritile.cli import app, tune_model
-from tritile.core import device as devices
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, QuantizedProblem
 from tritile.core.settings import current_mode
@@ -225,13 +224,6 @@ def test_step_layers_measured_in_turns(monkeypatch, steps):
 def test_what_names_no_function_is_refused(name, text, steps):
     with pytest.raises(InvalidValueError, match=text):
         tune_model.step_of(name)
-
-
-def test_without_gpu_nothing_measured(monkeypatch):
-    monkeypatch.setattr(devices, "current_gpu", lambda: None)
-    found = run("--model", "os:getcwd")
-    assert found.exit_code != 0
-    assert "no GPU" in found.output + str(found.exception)
 
 
 # --- Mode "tune"

@@ -27,7 +27,6 @@ from tritile.errors import (
     TuningError,
     UnsupportedError,
 )
-from tritile.families.common.descriptors import copied
 from tritile.families.launching import compiles_for
 from tritile.lab import check as checking
 from tritile.lab import warm as asked
@@ -102,11 +101,6 @@ def test_any_rows_find_compiled(sizes):
     assert len(ahead) < 250  # calls of every number of rows share them
     for m in dict.fromkeys(rows):
         assert keys(planned([problem_of(m, *sizes)])) <= ahead, m
-
-
-def test_operands_copied_at_some_rows():
-    """Else the test above shows less than it says."""
-    assert {copied(problem_of(m, 8200, 8200)) for m in asked.ROWS} > {(False, False)}
 
 
 def test_tabled_rows_are_compiled():
@@ -359,14 +353,3 @@ def test_whole_space_and_unsendable_here(monkeypatch, tmp_path):
         (16, "compiled"), (24, "failed"), (32, "compiled"),
     ]  # fmt: skip
     assert found.compiled[0].registers > 0
-
-
-def test_check_ahead_arguments():
-    kernel = tritile.autotune(BLOCKS, ["n"])(_double)
-    for words, wanted in (
-        ({"device": "h2000"}, "check: device is 'h2000'"),
-        ({"device": H200, "m": 4}, "has no argument 'm': expected "),
-        ({}, "no reference"),
-    ):
-        with pytest.raises(InvalidValueError, match=wanted):
-            tritile.check(kernel, meta(40), meta(40), 40, **words)
