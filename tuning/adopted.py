@@ -250,7 +250,7 @@ def in_child(asked: argparse.Namespace, side: str, name: str, folder: str, gpu: 
 
 def row_of(asked: argparse.Namespace, case: Case, gpu: str) -> Row:
     """Run a case in all of its processes."""
-    row: Row = {"project": case.project, "case": case.name}
+    row: Row = {"op": "adopted", "project": case.project, "case": case.name}
     answers: dict[str, Row] = {}
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="adopted-", ignore_cleanup_errors=True) as folder:
@@ -304,7 +304,7 @@ def day_row(asked: argparse.Namespace, gpus: "queue.Queue[str]") -> Row:
         ThreadPoolExecutor() as pool,
     ):
         plain, adopted = pool.submit(served, "triton"), pool.submit(served, "first", "second")
-        return {"project": "day", "case": "a server's day"} | plain.result() | adopted.result()
+        return {"op": "adopted", "project": "day", "case": "a server's day"} | plain.result() | adopted.result()
 
 
 def arguments() -> argparse.ArgumentParser:

@@ -15,7 +15,7 @@ from torch import nn
 
 import tritile
 from tests.layers import TOKENS, Net
-from tritile.cli import app, tune_model
+from tritile.cli import app, shared, tune_model
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, QuantizedProblem
 from tritile.core.settings import current_mode
@@ -223,7 +223,7 @@ def test_step_layers_measured_in_turns(monkeypatch, steps):
 )
 def test_what_names_no_function_is_refused(name, text, steps):
     with pytest.raises(InvalidValueError, match=text):
-        tune_model.step_of(name)
+        shared.function_named("--model", name)
 
 
 # --- Mode "tune"
