@@ -304,7 +304,9 @@ def day_row(asked: argparse.Namespace, gpus: "queue.Queue[str]") -> Row:
         ThreadPoolExecutor() as pool,
     ):
         plain, adopted = pool.submit(served, "triton"), pool.submit(served, "first", "second")
-        return {"op": "adopted", "project": "day", "case": "a server's day"} | plain.result() | adopted.result()
+        return (
+            {"op": "adopted", "project": "day", "case": "a server's day"} | plain.result() | adopted.result()
+        )
 
 
 def arguments() -> argparse.ArgumentParser:

@@ -214,8 +214,8 @@ def test_step_layers_measured_in_turns(monkeypatch, steps):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("steps_of_a_model", "module:function"),
-        (":step", "module:function"),
+        ("steps_of_a_model", "module:name"),
+        (":step", "module:name"),
         ("no_such_module_here:step", "no_such_module_here"),
         ("steps_of_a_model:other", "other"),
         ("steps_of_a_model:value", "int is not a function"),
