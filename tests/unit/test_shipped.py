@@ -105,6 +105,36 @@ def test_library_ships_tuned(tmp_path, monkeypatch):
         call(kernel, bench)
 
 
+def test_an_adopted_kernel_is_shipped(tmp_path, monkeypatch):
+    """Under triton.autotune: what one machine measured, another takes by the table that it is given."""
+    monkeypatch.setattr("tritile.cli.remembered.device_of", lambda target: HOST)
+    path, bench = tmp_path / "kernels.json", Bench({16: 3.0, 32: 1.0, 64: 2.0})
+
+    def adopted():
+        return triton.autotune([triton.Config({"B": b}) for b in (16, 32, 64)], ["n"], do_bench=bench)(fill)
+
+    with tritile.adopt():
+        assert call(adopted(), bench) == 32
+    assert "fill" in run("show", "--kernel", "fill").stdout
+    assert run("export", "--kernel", "fill", "--output", path).exit_code == 0
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "elsewhere"))
+    bench.measured.clear()
+    with tritile.adopt(table=path, mode="strict") as adoption:
+        assert call(adopted(), bench) == 32
+    assert (bench.measured, adoption.report[0].remembered) == ([], 1)
+
+
+def test_table_of_another_source_says_so(tmp_path):
+    kernel, bench = decorated()
+    gpus = {f"{HOST.name} {HOST.arch}": {"another": {problem_key(problem(64, "fill")): entry(16)}}}
+    (tmp_path / "kernels.json").write_text(json.dumps({"format": FORMAT, "gpus": gpus}))
+    kernel, bench = decorated(table=tmp_path / "kernels.json")
+    with pytest.warns(StoreWarning, match="another source of the kernel.*export it again") as warned:
+        assert call(kernel, bench) == 32
+    assert call(kernel, bench, 48) == 32
+    assert len(warned) == 1
+
+
 def test_best_working_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     remember(size=16, us=5.0)

@@ -7,6 +7,7 @@ with which it was measured.
 A file must never break a call: a bad file or entry is skipped, with a StoreWarning.
 """
 
+import itertools
 import json
 import math
 import re
@@ -88,6 +89,7 @@ class KernelTable:
         self.path = path
         self.entries = entries
         self._winners: dict[tuple[str, str], dict[str, Entry]] = {}
+        self._outdated: set[str] = set()  # kernels whose entries are of another source, which was said
 
     def winners(self, device: Device, digest: str) -> Mapping[str, Entry]:
         """Return the winners of a kernel on a GPU, by problem key.
@@ -106,7 +108,18 @@ class KernelTable:
         return found
 
     def find(self, device: Device, digest: str, problem: KernelProblem) -> Entry | None:
-        return self.winners(device, digest).get(problem_key(problem))
+        """Return a problem's winner. One StoreWarning says if all are of another source of the kernel."""
+        winners, name = self.winners(device, digest), problem.kernel
+        if not winners and name not in self._outdated and self._has_other_source(device, name):
+            self._outdated.add(name)
+            text = f"{self.path}: what it has of {name} is of another source of the kernel, and is not used"
+            warnings.warn(f"{text}: tune the kernel, and export it again", StoreWarning, callers_level())
+        return winners.get(problem_key(problem))
+
+    def _has_other_source(self, device: Device, name: str) -> bool:
+        sources = self.entries.get(f"{device.name} {device.arch}", {}).values()
+        others = map(kernel_problem, itertools.chain.from_iterable(sources))
+        return any(other is not None and other.kernel == name for other in others)
 
     def add(self, device: Device, digest: str, trials: Iterable[Trial]) -> int:
         new = {
