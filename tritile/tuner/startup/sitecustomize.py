@@ -19,8 +19,12 @@ def _adopt(module):
     tuner = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     package = find_spec("tritile")
     ours = os.path.join(os.path.dirname(tuner), "__init__.py")
-    if package is None or os.path.realpath(package.origin or "") != os.path.realpath(ours):
-        return  # tritile is not installed, or another copy is
+    if package is None or package.origin is None:
+        return  # tritile is not installed
+    if os.path.realpath(package.origin) != os.path.realpath(ours):
+        sys.stderr.write("tritile: no kernel is adopted: tritile run is of %s, and import tritile finds %s\n"
+                         % (ours, package.origin))  # fmt: skip
+        return
     if name not in sys.modules:  # by its file: the package imports torch, and no kernel may ever run
         spec = spec_from_file_location(name, os.path.join(tuner, "adoption.py"))
         adoption = module_from_spec(spec)
