@@ -21,7 +21,7 @@ import plots
 import tritile
 from benchmark_kinds import DEVICE, HERE, RESULTS
 from benchmark_results import of_cases, stored
-from benchmark_tables import Cells, Line, measured_on, read, span, table
+from benchmark_tables import Cells, Line, latest, measured_on, read, span, table
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.families.space import illegal
@@ -126,6 +126,7 @@ def page(results: Path = HERE / "results", stores: Iterable[Path] = STORES) -> s
         span=lambda values: " | ".join(span(values)),
         ladder=read(RESULTS / "ladder.json"),
         autotune=read(RESULTS / "autotune.json"),
+        adopted=[x for x in latest(read(RESULTS / "adopted.jsonl"), ["case"]) if "ratio" in x],
     )  # fmt: skip
 
 
