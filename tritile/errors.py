@@ -30,7 +30,14 @@ class UnsupportedError(TritileError, RuntimeError):
 
 
 class GpuTakenError(UnsupportedError):
-    """Raised where another process, which is to measure, cannot have the GPU, or has no memory there."""
+    """Raised where another process, which is to measure, cannot have the GPU, or too little memory there.
+
+    `for_all`: no call can be measured there, not just this one, whose tensors are too large.
+    """
+
+    def __init__(self, text: str, for_all: bool = True) -> None:
+        super().__init__(text)
+        self.for_all = for_all
 
 
 class OverlapError(TritileError, ValueError):

@@ -755,6 +755,23 @@ def test_full_gpu_measures_nothing_and_warns_once(run, bench, monkeypatch):
     assert (row.measured, row.guessed) == (0, 2)
 
 
+def test_call_too_large_to_copy_leaves_others(run, monkeypatch):
+    """That one is not measured; the next is tried."""
+    tried = []
+
+    def tune_in_workers(call, task, rules, keep):
+        tried.append(call.problem)
+        raise GpuTakenError("its tensors take more than 5 bytes of memory", for_all=False)
+
+    monkeypatch.setattr(decorated, "tune_in_workers", tune_in_workers)
+    monkeypatch.setattr(adopted_module, "_taken", set())
+    monkeypatch.setattr(Adopted, "device_of", lambda *args: H200)
+    kernel = triton.autotune(of_blocks(16, 32, 64), key=["N"])(body)
+    with tritile.adopt(), pytest.warns(UntunedWarning, match=r"no call of .*body of this size"):
+        assert [run(kernel, n) for n in (5, 6, 5)] == [16, 16, 16]
+    assert len(tried) == 2
+
+
 def test_errors_of_a_program_are_tritons(made, bench):
     with (
         tritile.adopt(),

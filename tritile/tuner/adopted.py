@@ -177,8 +177,9 @@ class Adopted(Autotuner):
         try:
             plan = super().choose(args, kwargs, "cached" if mode == "tune" and gpu in _taken else mode)
         except GpuTakenError as error:
-            _taken.add(gpu)
             self._warn_taken(gpu, error)
+            if error.for_all:
+                _taken.add(gpu)
             plan = super().choose(args, kwargs, "cached")
         finally:
             seconds = self.bench_time
@@ -192,13 +193,14 @@ class Adopted(Autotuner):
         return plan
 
     def _warn_taken(self, gpu: int, error: GpuTakenError) -> None:
-        text = f"tritile measures nothing more on GPU {max(gpu, 0)}, which has no room for it: {error}"
-        advice = "Kernels run with the config of the nearest measured problem, or their first."
+        what = "nothing more" if error.for_all else f"no call of {self._record.name} of this size"
+        text = f"tritile measures {what} on GPU {max(gpu, 0)}, which has no room for it: {error}"
+        advice = "What is not measured runs with the config of the nearest measured problem, or its first."
         how = "Tune before the GPU is full, or on another of its model: tritile run --mode tune COMMAND"
         self._warn(f"{text}. {advice} {how}", UntunedWarning)
 
     def warn_untuned(self, *args: Any) -> None:
-        if not _taken:  # which was said once
+        if not _taken:  # else said once
             super().warn_untuned(*args)
 
     def _warn(self, text: str, category: type[Warning]) -> None:

@@ -234,7 +234,7 @@ def pack(value: Any, folder: Path, most_bytes: int, host_too: bool = False) -> S
     """
     shipment, storages = _pickled(value, host_too)
     if shipment.bytes > most_bytes:
-        raise GpuTakenError(f"its tensors take more than {most_bytes} bytes of memory")
+        raise GpuTakenError(f"its tensors take more than {most_bytes} bytes of memory", for_all=False)
     file = folder / "memory.pt"
     try:
         torch.save([_bytes_of(*storage).cpu() for storage in storages], file)
