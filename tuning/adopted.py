@@ -138,14 +138,14 @@ def compared(case: Case, choices: Mapping[str, Mapping[str, Mapping[str, Row]]])
     import torch
 
     from tritile.core.device import current_gpu
-    from tritile.tuner.measure.timing import copies_wanted, graph_of, interleaved, timing_of
+    from tritile.tuner.measure.timing import copies_for, graph_of, interleaved, timing_of
 
     gpu = current_gpu()
     assert gpu is not None
     torch.manual_seed(0)
     before = torch.cuda.memory_allocated()
     calls = [case.build("cuda", *case.size)[0]]
-    copies = copies_wanted(torch.cuda.memory_allocated() - before, gpu.l2_bytes)
+    copies = copies_for(torch.cuda.memory_allocated() - before, gpu.l2_bytes)
     calls += [case.build("cuda", *case.size)[0] for _ in range(min(copies, 8) - 1)]
     print(MARK, "begin", flush=True)
     timers = []
