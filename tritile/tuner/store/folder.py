@@ -43,6 +43,7 @@ _FUTURE_S: Final = 2 * 86400.0  # by which this host's clock may be behind the f
 _MAX_JOINED: Final = 256 << 20  # bytes that one compaction reads, as it keeps them in memory
 _NAME: Final = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{16}\.jsonl")
 _CHANGED: Final = ("mtime", "LastModified", "updated", "last_modified", "created")  # as file systems have it
+_REAL: Final = [len(ENVIRONMENT) + [*TRIAL].index(name) for name in ("us", "spread", "error")]
 _PROVENANCE: Final = ("host", "driver", "clock_ghz", "torch", "tritile")  # for people, part of no key
 
 
@@ -80,7 +81,7 @@ class Line(NamedTuple):
 
     @property
     def text(self) -> str:
-        facts = dict(zip((*ENVIRONMENT, *TRIAL), (*self.environment, *self.row), strict=False))
+        facts = dict(zip((*ENVIRONMENT, *TRIAL), (*self.environment, *self.row[:-1]), strict=True))
         facts = {"format": FORMAT} | facts | self.provenance
         return json.dumps({name: value for name, value in facts.items() if value is not None})
 
@@ -100,6 +101,8 @@ def _line_from(raw: bytes, changed: float | None) -> Line:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise _OtherFormatError(f"{raw[:40]!r}: its format is not {FORMAT}")
         values = [data.get(name) for name in (*ENVIRONMENT, *TRIAL)]
+        for place in _REAL:  # a whole number may be too large for SQLite's integers
+            values[place] = float(values[place]) if type(values[place]) is int else values[place]
         environment, trial = pair_from(values)
         row, before = tuple(values[len(ENVIRONMENT) :]) if trial.failure is None else row_of(trial), None
         measured = moment(trial.measured_utc)
@@ -178,7 +181,7 @@ class Folder:
         return sorted(name for name in names if re.fullmatch(r"[\w-]+", name))  # as `Device.slug`
 
     def objects(self, gpu: str) -> list[Object]:
-        """Return a GPU model's objects, by name; none without a folder."""
+        """Return a GPU model's objects, the oldest first; none without a folder."""
         try:
             if self.is_local:  # however many names there are
                 with os.scandir(f"{self.root}/{gpu}") as entries:
@@ -187,7 +190,10 @@ class Folder:
                 listed = self.fs.ls(f"{self.root}/{gpu}", detail=True)
         except FileNotFoundError:
             return []
-        return sorted(filter(None, map(_object_from, listed)), key=lambda each: each.name)[:_MAX_OBJECTS]
+        found = sorted(
+            filter(None, map(_object_from, listed)), key=lambda each: (each.changed or 0.0, each.name)
+        )
+        return found[:_MAX_OBJECTS]
 
     def read(self, objects: Iterable[Object]) -> Iterator[Content]:
         """Read objects, one at a time. One that was deleted meanwhile is left out."""
@@ -213,9 +219,9 @@ class Folder:
                     is_complete = is_complete and not isinstance(error, _OtherFormatError)
             yield Content(each, lines, reasons, is_read, bool(is_complete))
 
-    def put(self, gpu: str, lines: Iterable[Line], **more: Any) -> int:
-        """Write lines, with more facts, as new objects; return how many objects."""
-        parts: list[bytearray] = []
+    def put(self, gpu: str, lines: Iterable[Line], **more: Any) -> list[Object]:
+        """Write lines, with more facts, as new objects, and return these."""
+        parts, paths = list[bytearray](), list[str]()
         for line in lines:
             text = line._replace(provenance=line.provenance | more).text.encode() + b"\n"
             if not parts or len(parts[-1]) + len(text) > MAX_OBJECT:
@@ -223,6 +229,7 @@ class Folder:
             parts[-1] += text
         for part in parts:
             path = f"{self.root}/{gpu}/{now():%Y%m%dT%H%M%SZ}-{secrets.token_hex(8)}.jsonl"
+            paths.append(path)
             if self.is_local:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 write_whole(Path(path), bytes(part))
@@ -232,7 +239,8 @@ class Folder:
             except FileNotFoundError:  # object stores have no folders, other file systems need them
                 self.fs.makedirs(f"{self.root}/{gpu}", exist_ok=True)
                 self.fs.pipe_file(path, bytes(part))
-        return len(parts)
+        self.fs.invalidate_cache()
+        return [*filter(None, (_object_from(self.fs.info(path)) for path in paths))]
 
     def compact(self, gpu: str) -> tuple[int, int, int]:
         """Join a GPU model's objects; return how many there were and are, and how many lines were dropped.
@@ -255,7 +263,7 @@ class Folder:
                         path.unlink()
         if len(joined) < 2:
             return len(listed), len(listed), 0
-        count = self.put(gpu, best.values())
+        count = len(self.put(gpu, best.values()))
         for each in joined:
             with contextlib.suppress(FileNotFoundError):  # by another compaction
                 self.fs.rm_file(each.path)

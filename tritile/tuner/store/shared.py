@@ -78,7 +78,7 @@ class SharedStore(Store):
         return found
 
     def _line(self, kernel: str, trial: Trial) -> Line:
-        return Line(self._environment(kernel), row_of(trial), provenance(self.device))
+        return Line(self._environment(kernel), (*row_of(trial), None), provenance(self.device))
 
     def _wake(self) -> None:
         with _lock:
@@ -93,8 +93,9 @@ class SharedStore(Store):
     def _say(self) -> None:
         if time.monotonic() - self._since > _HUNG_S:
             self._notes["shared"] = f"{self.url}: no answer for {_HUNG_S:.0f} s; calls go on without it"
-        while self._notes:
-            super()._warn(*self._notes.popitem())
+        notes, self._notes = self._notes, {}
+        for kind, text in notes.items():
+            super()._warn(kind, text)
 
     def _warn(self, kind: str, text: str) -> None:
         if threading.current_thread() is self._thread:
@@ -131,16 +132,21 @@ class SharedStore(Store):
         with _lock:
             lines, self._queue, self._flush_at = self._queue, [], math.inf
         try:
-            self._put(lines)
+            self._put(lines, written_utc=now().isoformat(timespec="seconds"))
         except BaseException:
             with _lock:
                 self._queue = [*lines, *self._queue][-_MAX_QUEUED:]
                 self._flush_at = time.monotonic() + PULL_S
             raise
 
-    def _put(self, lines: list[Line]) -> None:
+    def _put(self, lines: list[Line], **more: str) -> None:
+        """Write lines, and take them in as others will, with their dates corrected."""
         if lines:
-            Folder(self.url).put(self.device.slug, lines, written_utc=now().isoformat(timespec="seconds"))
+            folder = Folder(self.url)
+            new = folder.put(self.device.slug, lines, **more)
+            read = [line for content in folder.read(new) for line in content.lines if line.row[-1]]
+            if read:
+                self.take([(line.environment, line.row) for line in read])
 
     def pull(self, seen: set[tuple[int, str]] | None = None) -> int:
         """Take in what the folder has that was not read yet; return how many trials were new here.
@@ -184,14 +190,15 @@ class SharedStore(Store):
         Raises FileError if the folder cannot be read or written.
         """
         try:
-            seen = set[tuple[int, str]]()
-            taken, given = self.pull(seen), list[Line]()
-            for facts, trial in self.all_trials():
-                line = Line(tuple(facts.values()), row_of(trial), provenance(self.device))
-                if trial.is_final and (line.place, line.row[-1]) not in seen:
+            self.flush()
+            ours, seen, given = self.all_trials(), set[tuple[int, str]](), list[Line]()
+            taken = self.pull(seen)
+            for facts, trial in ours:
+                line = Line(tuple(facts.values()), (*row_of(trial), None), provenance(self.device))
+                if trial.is_final and (line.place, trial.measured_utc) not in seen:
                     given.append(line)
-            self._put(given)
-            if given:  # their dates may have been corrected, and others then be newer
+            self._put(given)  # most dates were corrected before, so they say nothing of this host's clock
+            if given:  # some were corrected, and others then are newer
                 self.pull(seen)
         except Exception as error:
             raise FileError(f"{self.url}: {brief(error)}") from error
