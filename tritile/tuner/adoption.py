@@ -270,12 +270,14 @@ def warn(text: str, category: type[Warning]) -> None:
 def installed(adoption: Adoption) -> Adoption:
     """Apply an adoption, and return it."""
     from tritile.core.triton_private import Autotuner
+    from tritile.tuner.measure.server import start_early
 
     _take_pending()
     with _lock:
         _adoptions.append(adoption)
         _changed()
         _install(Autotuner)
+    start_early(adoption.mode)
     return adoption
 
 
@@ -285,9 +287,12 @@ def install_later(environ: Mapping[str, str], module: Any) -> None:
     `module` defines Triton's class `Autotuner`; the rest of Triton need not be imported yet.
     """
     global _pending
+    from tritile.tuner.measure.server import start_early
+
     with _lock:
         _pending = {name: value for name, value in environ.items() if name.startswith("TRITILE_ADOPT")}
         _install(module.Autotuner)
+    start_early()
 
 
 def _take_pending() -> None:

@@ -13,6 +13,7 @@ import math
 import re
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from tritile.core.log import log
 from tritile.core.problem import KernelProblem
 from tritile.core.settings import tune_budget_s
 from tritile.core.threads import interpreter_lock
-from tritile.core.triton_private import autotuning_listener, handles_of, time_config
+from tritile.core.triton_private import autotuning_listener, handles_of, read_own_files, time_config
 from tritile.errors import (
     GpuTakenError,
     InvalidValueError,
@@ -465,6 +466,8 @@ def shipped(call: KernelCall) -> Iterator[tuple[PoolRunner, TunableKernel]]:
     """
     tensors = (tensor for value in call.named.values() for tensor in tensors_of(value) if tensor.is_cuda)
     gpu = next((tensor.get_device() for tensor in tensors), torch.cuda.current_device())
+    # The launch after the search needs it: Triton hashes hundreds of megabytes, once.
+    threading.Thread(target=read_own_files, daemon=True).start()
     with (  # the runner starts, in seconds, while the memory is packed
         shared_runner(gpu) as runner,
         tempfile.TemporaryDirectory(prefix="tritile-") as folder,

@@ -15,7 +15,6 @@ def _adopt(module):
     """Adopt what the environment requests; `module` is Triton's autotuner, just imported."""
     from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
-    name = "tritile.tuner.adoption"
     tuner = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     package = find_spec("tritile")
     ours = os.path.join(os.path.dirname(tuner), "__init__.py")
@@ -25,15 +24,17 @@ def _adopt(module):
         sys.stderr.write("tritile: no kernel is adopted: tritile run is of %s, and import tritile finds %s\n"
                          % (ours, package.origin))  # fmt: skip
         return
-    if name not in sys.modules:  # by its file: the package imports torch, and no kernel may ever run
-        spec = spec_from_file_location(name, os.path.join(tuner, "adoption.py"))
-        adoption = module_from_spec(spec)
-        sys.modules[name] = adoption
-        try:
-            spec.loader.exec_module(adoption)
-        except Exception:  # a Python that tritile does not run on
-            del sys.modules[name]
-            return
+    # By their files: the package imports torch, and no kernel may ever run.
+    for name in ("tritile.tuner.measure.server", "tritile.tuner.adoption"):
+        if name not in sys.modules:
+            path = os.path.join(os.path.dirname(ours), *name.split(".")[1:]) + ".py"
+            spec = spec_from_file_location(name, path)
+            sys.modules[name] = module_from_spec(spec)
+            try:
+                spec.loader.exec_module(sys.modules[name])
+            except Exception:  # a Python that tritile does not run on
+                del sys.modules[name]
+                return
     if hasattr(module, "Autotuner"):
         sys.modules[name].install_later(os.environ, module)
 
