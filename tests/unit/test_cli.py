@@ -582,7 +582,7 @@ def test_doctor_runs_kernel_names_cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("variable", "value", "told"),
     [
-        ("TRITILE_MODE", "fsat", "expected one of cached, tune, strict, off"),
+        ("TRITILE_MODE", "fsat", "expected one of cached, tune, spread, strict, off"),
         ("TRITILE_BACKENDS", "tritn", "TRITILE_BACKENDS is 'tritn'"),
         ("TRITILE_BATCH_INVARIANT", "yes", "TRITILE_BATCH_INVARIANT is 'yes'"),
         ("TRITILE_TUNE_BUDGET", "long", "expected a number of seconds above 0"),

@@ -44,7 +44,7 @@ def run(
         str, typer.Option(help="Patterns of kernels' names, with commas. Default: all.")
     ] = "1",
     mode: Annotated[
-        str, typer.Option(help="tune, cached, strict or off. Default: as TRITILE_MODE says.")
+        str, typer.Option(help="tune, spread, cached, strict or off. Default: as TRITILE_MODE says.")
     ] = "",
     effort: Annotated[str, typer.Option(help="quick or full. Default: within TRITILE_TUNE_BUDGET.")] = "",
     bucket: Annotated[

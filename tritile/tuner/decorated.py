@@ -613,6 +613,8 @@ class _Tuning:
             if isinstance(error, GpuTakenError) and not self.tuner.measures_on_taken_gpu:
                 raise
             why = str(error)
+        if not self.tuner.measures_here:
+            raise UnsupportedError(why)
         text = f"{self.call.problem.label} is measured in this process, which a config may crash: {why}"
         warnings.warn(text, IsolationWarning, stacklevel=callers_level())
         return False
