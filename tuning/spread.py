@@ -25,6 +25,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -35,7 +36,7 @@ import triton.language as tl  # noqa: E402
 
 import tritile  # noqa: E402
 from authors import SUBJECTS, Subject, configs_of  # noqa: E402
-from authors import random as normal
+from authors import random as normal  # noqa: E402
 from compare_autotune import timed  # noqa: E402
 from tritile.core.config import Config  # noqa: E402
 from tritile.core.device import current_gpu  # noqa: E402
@@ -118,34 +119,37 @@ def drawn(count: int) -> list[tuple[str, tuple[int, ...]]]:
 class Calls:
     """Calls of one kernel: the GPU's time of each, the config that it ran, and the host's longest."""
 
-    def __init__(self, subject: Subject, given: Mapping[str, Any], kernel: Any) -> None:
+    def __init__(self, subject: Subject, given: Mapping[str, Any], tuner: Any) -> None:
         self.ran: list[tuple[Any, ...]] = []
-        self.stall_ms, events = 0.0, []
-        grid, values = subject.grid(**given), list(given.values())
-        names = list(subject.configs[0].kwargs)
-
-        def noting(meta: Mapping[str, Any]) -> Any:
-            self.ran.append((*(meta[name] for name in names), meta["num_warps"], meta["num_stages"]))
-            return grid(meta)
-
-        kernel[noting](*values)  # compiles
-        torch.cuda.synchronize()
-        self.ran.clear()
         self.ended: int | None = None
-        for number in range(CALLS):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            before = time.perf_counter()
-            start.record()
-            kernel[noting](*values)
-            end.record()
-            self.stall_ms = max(self.stall_ms, 1e3 * (time.perf_counter() - before))
-            events.append((start, end))
-            if self.ended is None and not getattr(kernel, "_spreads", None):
-                self.ended = number
-            if number % 200 == 199:  # a queue of launches that is full blocks the host
-                torch.cuda.synchronize()
+        self.stall_ms, self._events = 0.0, []
+        names, run = list(subject.configs[0].all_kwargs()), subject.kernel.run
+
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            if not kwargs.get("warmup"):
+                self.ran.append(tuple(kwargs[name] for name in names))
+            return run(*args, **kwargs)
+
+        launch, values = tuner[subject.grid(**given)], list(given.values())
+        launch(*values)  # compiles
+        with mock.patch.object(subject.kernel, "run", noting):
+            for number in range(CALLS):
+                self._time(launch, values)
+                if self.ended is None and not tuner._spreads:
+                    self.ended = number
+                if number % 200 == 199:  # a queue of launches that is full blocks the host
+                    torch.cuda.synchronize()
         torch.cuda.synchronize()
-        self.us = [1e3 * start.elapsed_time(end) for start, end in events]
+        self.us = [1e3 * start.elapsed_time(end) for start, end in self._events]
+
+    def _time(self, launch: Any, values: list[Any]) -> None:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before = time.perf_counter()
+        start.record()
+        launch(*values)
+        end.record()
+        self.stall_ms = max(self.stall_ms, 1e3 * (time.perf_counter() - before))
+        self._events.append((start, end))
 
 
 def measure(name: str, shape: tuple[int, ...]) -> Row:

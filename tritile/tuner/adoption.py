@@ -235,7 +235,8 @@ def adopt(
         kernels: patterns of names, "module.function", in the syntax of `fnmatch`; a pattern may omit the
             module. Default: every kernel.
         mode: as in `tritile.autotune`: "tune", "spread" (measures while calls go on), "cached" (measures
-            nothing), "strict" (an unknown problem raises NotTunedError) or "off". None: that of `tritile.mode` or `TRITILE_MODE`, else "tune".
+            nothing), "strict" (an unknown problem raises NotTunedError) or "off". None: that of
+            `tritile.mode` or `TRITILE_MODE`, else "tune".
         effort: "quick" or "full", as in `tritile.autotune`.
         bucket: functions by names in the kernel's key, as `tritile.autotune` takes them, by pattern:
             `{"*causal_conv1d*": {"seqlen": triton.next_power_of_2}}`.

@@ -12,7 +12,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -67,7 +66,12 @@ def start_early(mode: str | None = None) -> None:
     """Start a server if kernels will probably be measured in this process; `mode` is that of an adoption."""
     global _early, _quiet
     mode = mode or os.environ.get("TRITILE_ADOPT_MODE") or os.environ.get("TRITILE_MODE") or "tune"
-    if _early is not None or _quiet is not None or mode != "tune" or not _may_measure(os.environ):
+    if (
+        _early is not None
+        or _quiet is not None
+        or mode not in ("tune", "spread")
+        or not _may_measure(os.environ)
+    ):
         return
     with contextlib.suppress(OSError, RuntimeError):  # nothing can be written, so no trial is kept either
         # As `settings.cache_dir` finds it on Linux, without platformdirs.
@@ -81,9 +85,12 @@ def start_early(mode: str | None = None) -> None:
             _early = started()
 
 
-def _may_measure(environ: Mapping[str, str]) -> bool:
-    has_gpu = environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and any(map(os.path.exists, _GPU_FILES))
-    return has_gpu and not environ.get("TRITON_INTERPRET") and (os.cpu_count() or 1) >= _FEWEST_CORES
+def _may_measure(mode: str | None) -> bool:
+    if mode not in (None, "", "tune", "spread") or os.environ.get("TRITON_INTERPRET"):
+        return False
+    has_gpu = any(map(os.path.exists, _GPU_FILES))
+    shows_gpu = os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+    return has_gpu and shows_gpu and (os.cpu_count() or 1) >= _FEWEST_CORES
 
 
 def _note() -> None:
