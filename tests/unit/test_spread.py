@@ -249,7 +249,7 @@ def test_a_config_that_fails_in_a_call_loses_its_turns(simulate):
     here.fails.add(OTHERS[-1])
     here.calls(3000)
     assert here.ended == 1
-    assert here.ran.count(OTHERS[0]) >= 5
+    assert here.winner is OTHERS[0]
     assert len(here.ran) == 3001  # each call ran, once
 
 

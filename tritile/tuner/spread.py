@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import triton
 
+from tritile.core.config import Config
 from tritile.core.log import log
 from tritile.core.settings import spread_bytes
 from tritile.core.triton_private import handles_of
@@ -39,18 +40,20 @@ _CANDIDATES: Final = 3  # configs that take turns with the guess
 _CLOSE: Final = 1.15  # slowdown in the workers, beside the fastest, up to which a config is one of them
 _ADDED: Final = 0.02  # of the time of the calls so far
 _TIMED_US: Final = 30.0  # of shorter launches events time the host: what the workers measured decides
+_FAR_BEHIND: Final = 2.0  # slowdown beside the guess, in its first turns, at which a config gets no more
 _FEWEST_TURNS, _MOST_TURNS = 5, 40  # of each config
 _COPIES: Final = 4  # of a call's memory on the GPU while it is measured, at least
 
 
 @dataclass(eq=False)
 class _Runner:
-    """A config that takes turns; `us` are its times in the program's calls."""
+    """A config that takes turns; `us` are its times in the program's calls, in the order of its turns."""
 
     config: triton.Config
     trial: Trial
     us: list[float] = field(default_factory=list)
     turns: int = 0
+    is_out: bool = False  # clearly slower than another
 
     @property
     def expected_us(self) -> float:
@@ -80,7 +83,7 @@ class Spread:
         self._searched = self._over = False
         self._calls, self._added_us = 0, 0.0
         self._runners: list[_Runner] = []  # the guess is the last
-        self._pending: deque[tuple[_Runner, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._pending: deque[tuple[_Runner, torch.cuda.Event, torch.cuda.Event, float]] = deque()
         self._call: KernelCall | None = None
 
     def launch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[..., Any]) -> Any:
@@ -107,7 +110,8 @@ class Spread:
             return
         self._searched = True
         try:
-            copied = call.having(duplicate(call.tensors, spread_bytes() // _COPIES))
+            tensors = duplicate(call.tensors, spread_bytes() // _COPIES)
+            copied = replace(call.having(tensors), is_beside=True)
             ready = torch.cuda.Event()
             ready.record()
             threading.Thread(target=self._measure, args=(copied, gpu, ready), daemon=True).start()
@@ -157,59 +161,70 @@ class Spread:
     def _next(self) -> _Runner | None:
         """Return the config whose turn it is; None if a slower one has to wait, or all is over."""
         self._collect()
-        if self._over:
+        left = [runner for runner in self._runners if not runner.is_out]
+        if self._over or not left:
             return None
-        guess, runner = self._runners[-1], min(self._runners, key=lambda runner: runner.turns)
-        if runner.turns >= _MOST_TURNS:
+        guess, runner = self._runners[-1], min(left, key=lambda runner: runner.turns)
+        added = max(0.0, runner.expected_us - guess.expected_us)
+        if runner.turns >= _MOST_TURNS or self._added_us + added > _ADDED * self._calls * guess.expected_us:
             return None
-        added = runner.expected_us - guess.expected_us
-        if self._added_us + added > _ADDED * self._calls * guess.expected_us:
-            return None
-        self._added_us += max(0.0, added)
         return runner
 
     def _take_turn(self, runner: _Runner, run: Callable[..., Any]) -> Any:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        runner.turns += 1
         start.record()
         try:
             result = run(runner.config)
-        except Exception:
+        except Exception as error:
             if runner is self._runners[-1]:
                 raise
-            self._runners.remove(runner)  # it does not run for every call of this problem
+            self._runners.remove(runner)
+            self._store(replace(runner.trial, us=None, failure=f"a call failed: {brief(error)}"))
             return run(self.guess)
         end.record()
-        self._pending.append((runner, start, end))
+        added = max(0.0, runner.expected_us - self._runners[-1].expected_us)
+        runner.turns += 1
+        self._added_us += added
+        self._pending.append((runner, start, end, added))
         return result
 
     def _collect(self) -> None:
-        """Read the events that the GPU has passed; drop what is clearly slower, and end if one is left."""
-        before = len(self._pending)
+        """Read the events that the GPU has passed; leave out what is clearly slower; end if one is left."""
+        guess, before = self._runners[-1], len(self._pending)
         while self._pending and self._pending[0][2].query():
-            runner, start, end = self._pending.popleft()
-            runner.us.append(1e3 * start.elapsed_time(end))
-        rounds = min(len(runner.us) for runner in self._runners)
+            runner, start, end, expected = self._pending.popleft()
+            us = 1e3 * start.elapsed_time(end)
+            runner.us.append(us)
+            self._added_us += max(0.0, us - guess.expected_us) - expected if runner is not guess else 0.0
+            runner.is_out |= runner is not guess and min(runner.us) > _FAR_BEHIND * guess.expected_us
+        left = [runner for runner in self._runners if not runner.is_out]
+        rounds = min((len(runner.us) for runner in left), default=0)
         if rounds < _FEWEST_TURNS or len(self._pending) == before:
             return
-        leader = min(self._runners, key=lambda runner: statistics.median(runner.us[:rounds]))
-        left = [each for each in self._runners if not slower(leader.us[:rounds], each.us[:rounds])]
+        leader = min(left, key=lambda runner: statistics.median(runner.us[:rounds]))
+        for runner in left:
+            runner.is_out = slower(leader.us[:rounds], runner.us[:rounds])
+        left = [runner for runner in left if not runner.is_out]
         if len(left) == 1 or rounds >= _MOST_TURNS:
-            self._decide(rounds, left)
+            self._decide({runner.trial.config: runner.us[:rounds] for runner in left})
 
-    def _decide(self, rounds: int, left: list[_Runner]) -> None:
+    def _decide(self, samples: Mapping[Config, list[float]]) -> None:
         """Store what the turns showed, on the scale of the workers' times: the store then has the choice."""
-        call, runners, guess = self._call, self._runners, self._runners[-1]
+        call = self._call
         assert call is not None
-        samples = {runner.trial.config: runner.us[:rounds] for runner in left}
-        first = rank_raced(samples, guess.trial.config)[0]
-        least, fastest = min(each.trial.time for each in runners), statistics.median(samples[first])
-        for runner in runners:
-            times = timing_of(runner.us[:rounds])
-            us = least * max(1.0, times.us / fastest) if runner.trial.config != first else least
-            trial = replace(runner.trial, us=us, spread=times.spread, measured_utc=now())
-            store_of(call.device).add(call.source, trial)
+        first = rank_raced(samples, self._runners[-1].trial.config)[0]
+        timed = [runner for runner in self._runners if runner.us]
+        least, fastest = min(each.trial.time for each in timed), statistics.median(samples[first])
+        for runner in timed:
+            times = timing_of(runner.us)
+            us = least if runner.trial.config == first else least * max(1.0, times.us / fastest)
+            self._store(replace(runner.trial, us=us, spread=times.spread))
         self._end(call)
+
+    def _store(self, trial: Trial) -> None:
+        call = self._call
+        assert call is not None
+        store_of(call.device).add(call.source, replace(trial, measured_utc=now()))
 
     def _end(self, call: KernelCall) -> None:
         self._over = True

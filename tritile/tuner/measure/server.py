@@ -65,13 +65,8 @@ def take() -> Server:
 def start_early(mode: str | None = None) -> None:
     """Start a server if kernels will probably be measured in this process; `mode` is that of an adoption."""
     global _early, _quiet
-    mode = mode or os.environ.get("TRITILE_ADOPT_MODE") or os.environ.get("TRITILE_MODE") or "tune"
-    if (
-        _early is not None
-        or _quiet is not None
-        or mode not in ("tune", "spread")
-        or not _may_measure(os.environ)
-    ):
+    mode = mode or os.environ.get("TRITILE_ADOPT_MODE") or os.environ.get("TRITILE_MODE")
+    if _early is not None or _quiet is not None or not _may_measure(mode):
         return
     with contextlib.suppress(OSError, RuntimeError):  # nothing can be written, so no trial is kept either
         # As `settings.cache_dir` finds it on Linux, without platformdirs.
