@@ -75,7 +75,7 @@ _MAX_CONFIGS: Final = 96  # that a search tries of a space
 _QUICK_CONFIGS: Final = 8  # that a search of effort "quick" tries, within
 _QUICK_S: Final = 2.0  # seconds
 _LEAST_US: Final = 1e-6
-_COPIES_BESIDE: Final = 8  # of a call beside a program: its launches in a row have to fit a turn on the GPU
+_COPIES_BESIDE: Final = 2  # of a call beside a program: few, to take little of its time on the GPU
 _NO_ROOM: Final = re.compile(r"out of memory|\bbusy\b")  # busy: in the mode EXCLUSIVE_PROCESS
 _MAX_REASON: Final = 500  # characters of a message about a wrong answer
 
