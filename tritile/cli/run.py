@@ -34,7 +34,7 @@ def environment(adopting: dict[str, str], before: dict[str, str]) -> dict[str, s
     epilog=shared.examples(
         "tritile run python serve.py",
         "tritile run --mode strict pytest tests",
-        "tritile run --bucket '*causal_conv1d*:seqlen=next_power_of_2' torchrun --nproc-per-node 8 train.py",
+        "tritile run --bucket '*causal_conv1d*:NB=next_power_of_2' torchrun --nproc-per-node 8 train.py",
         "tritile run --print-env",
     ),
 )
