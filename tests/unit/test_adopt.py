@@ -518,6 +518,7 @@ def test_adoptions_that_disagree(made, run):
         ({"effort": "some"}, "effort is 'some': expected one of"),
         ({"bucket": {"N": triton.next_power_of_2}}, "bucket is"),
         ({"bucket": {"*": {"N": 16}}}, "bucket is"),
+        ({"bucket": "text"}, r"bucket is 'text': expected functions by pattern and argument, as \{'\*conv"),
         ({"reference": {"*": 1}}, "reference is"),
     ],
 )
@@ -887,8 +888,8 @@ def test_buckets_by_a_variable(made, run, by_environment, bench):
         ({"TRITILE_ADOPT_BUCKETS": "N=next_power_of_2"}, "expected PATTERN:ARGUMENT=FUNCTION"),
         ({"TRITILE_ADOPT_BUCKETS": "*:N=nothing"}, "function 'nothing'"),
         ({"TRITILE_ADOPT_BUCKETS": "*:N=tests.unit.raising:f"}, "function 'tests.unit.raising:f'"),
-        ({"TRITILE_ADOPT_FILE": "/nowhere.toml"}, "TRITILE_ADOPT_FILE is '/nowhere.toml'"),
-        ({"TRITILE_ADOPT_FILE": __file__}, "TRITILE_ADOPT_FILE is"),
+        ({"TRITILE_ADOPT_FILE": "/nowhere.toml"}, "from /nowhere.toml: No such file or directory: tritile"),
+        ({"TRITILE_ADOPT_FILE": __file__}, f"cannot take options from {re.escape(__file__)}: "),
     ],
 )
 def test_bad_variables_adopt_nothing(made, run, by_environment, variables, why):
@@ -903,14 +904,17 @@ def test_bad_variables_adopt_nothing(made, run, by_environment, variables, why):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('kernel = "x"', "'kernel': expected kernels, exclude"),
+        ('kernel = "x"', "unknown 'kernel' (did you mean 'kernels'?): expected kernels, exclude"),
         ("is_default = true", "'is_default'"),
+        ('mode = "fast"', "adopt.toml: mode is 'fast'"),
+        ('[bucket."*"]\nN = 16', "adopt.toml: function 16: expected module:name"),
+        ("[reference]\nbody = 16", "adopt.toml: function 16: expected module:name"),
         ("bucket = 3", "bucket is 3"),
-        ('[bucket]\n"*" = "f"', "bucket is"),
+        ('[bucket]\n"*" = "f"', "bucket is {'*': 'f'}: expected a table, [bucket.\"PATTERN\"]"),
         ('reference = "x"', "reference is 'x'"),
         ("table = 3", "table is 3"),
         ("kernels = [1]", "kernels is"),
-        ("= 1", "TRITILE_ADOPT_FILE is"),
+        ("= 1", "adopt.toml: Invalid"),
     ],
 )
 def test_bad_files(tmp_path, text, why):

@@ -292,7 +292,7 @@ def adopt(
 
 
 def adopt_if_requested() -> None:
-    """Adopt what the environment requests; nothing without `TRITILE_ADOPT`. It may be called repeatedly."""
+    """Adopt what the environment requests by `TRITILE_ADOPT` or a file. It may be called repeatedly."""
     import tritile.tuner.startup.sitecustomize  # noqa: F401
 
 
@@ -346,7 +346,16 @@ def _take_pending() -> None:
         _changed()
     import atexit
 
-    atexit.register(lambda: sys.stderr.writelines(f"{text}\n" for text in adoption._unmatched()))
+    atexit.register(_report, adoption, pending.get("TRITILE_ADOPT_REPORT", ""))
+
+
+def _report(adoption: Adoption, requested: str) -> None:
+    """Write what a process adopted to standard error, if that is requested, else what was misspelt."""
+    if requested.lower() in ("", "0", "false", "off", "no"):
+        lines = [*adoption._unmatched()]
+    else:
+        lines = [f"tritile, process {os.getpid()}:", *(f"  {line}" for line in str(adoption).splitlines())]
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
 
 
 def _changed() -> None:
