@@ -209,6 +209,17 @@ def test_file_alone_adopts(started, tmp_path):
     assert started("-c", imports, TRITILE_ADOPT="0", **options)[0] == ["Triton's "]
 
 
+def test_functions_of_the_current_folder(started, tmp_path):
+    """The command's script lies elsewhere, and Python has that folder on its path."""
+    script = tmp_path / "bin" / "command.py"
+    script.parent.mkdir()
+    script.write_text("from tritile.cli import main; main()")
+    (tmp_path / "own.py").write_text("def bucket(n): return 64")
+    run = script, "run", "--mode", "strict", "--bucket", "*:n=own:bucket", sys.executable, "library.py"
+    _, errors = started(*run)
+    assert "nothing measured is remembered for add_one n=64" in errors
+
+
 def test_report_of_each_process(started):
     """At its end, of what was adopted; a process without kernels has none."""
     code = "import subprocess, sys, library; library.main(); subprocess.run([sys.executable, 'library.py'])"
@@ -216,8 +227,11 @@ def test_report_of_each_process(started):
     head, own = r"tritile, process \d+:\n", r"  \w+\.add_one: 1 problem %s\n"
     again, first = head + own % r"remembered\S*", head + own % r"measured now, in \S+ s"
     assert re.fullmatch(again + first, errors), errors
-    _, errors = started("-c", "import triton.runtime.autotuner", path=[SITE], TRITILE_ADOPT_REPORT="1")
-    assert errors == ""
+    _, errors = started("-m", "tritile", "run", "--report", sys.executable, "children.py")
+    assert len(re.findall(head, errors)) == 4  # a fork of a process with a report has none of its own
+    silent = {"TRITILE_ADOPT": "1", "TRITILE_ADOPT_REPORT": "1"}
+    assert started("-c", "import triton.runtime.autotuner", path=[SITE], **silent) == ([], "")
+    assert started("library.py", path=[SITE], TRITILE_ADOPT="1", TRITILE_ADOPT_REPORT="0")[1] == ""
 
 
 def test_file_is_found_from_another_folder(started, tmp_path):

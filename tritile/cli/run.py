@@ -75,6 +75,7 @@ def run(
     }  # fmt: skip
     if print_env and command:
         raise InvalidValueError(f"--print-env runs nothing: leave out {shlex.join(command)}")
+    shared.import_from_here()  # functions of buckets
     sets = environment(adopting, dict(os.environ))
     if print_env:
         for name, value in sets.items():

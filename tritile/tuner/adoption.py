@@ -65,7 +65,7 @@ class AdoptedKernel:
             saved = f", which saved {self.saved:.0f} s" if self.saved >= 0.5 else ""
             facts.append(f"{_problems(self.remembered)} remembered{saved}")
         if self.guessed:
-            how = "not measured, they run with a near problem's config or their first"
+            how = "not measured: a near problem's config, or the first"
             facts.append(f"{_problems(self.guessed)} guessed ({how})")
         if self.why:
             facts.append(f"left to Triton: {self.why}")
@@ -188,9 +188,10 @@ class Adoption:
             other = getattr(_class.run, "__qualname__", repr(_class.run))
             yield f"{other} stands in for Autotuner.run of Triton: what it does not pass on is not adopted"
         for each in _subclasses(_class):
-            if "run" in vars(each) and not each.__module__.startswith("tritile."):
+            names = getattr(getattr(vars(each).get("run"), "__code__", None), "co_names", ("super",))
+            if "super" not in names and not each.__module__.startswith("tritile."):
                 name = f"{each.__module__}.{each.__qualname__}"
-                yield f"{name} has a run of its own: its kernels are adopted if that calls super().run"
+                yield f"{name} has a run of its own, without super().run: its kernels are left to Triton"
 
 
 class _State:
@@ -344,9 +345,9 @@ def _take_pending() -> None:
     with _lock:
         _adoptions.insert(0, adoption)
         _changed()
-    import atexit
+    from multiprocessing.util import Finalize  # unlike atexit, forked workers run it too
 
-    atexit.register(_report, adoption, pending.get("TRITILE_ADOPT_REPORT", ""))
+    Finalize(None, _report, (adoption, pending.get("TRITILE_ADOPT_REPORT", "")), exitpriority=0)
 
 
 def _report(adoption: Adoption, requested: str) -> None:
