@@ -542,6 +542,15 @@ def test_clear_forgets_if_confirmed():
     assert left(a100) == []
 
 
+@pytest.mark.parametrize("which", [["--all"], ["--target", "h200"], ["--all", "--kernel", "softmax"]])
+def test_clear_refuses_what_is_no_folder(tmp_path, monkeypatch, which):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        monkeypatch.setenv("TRITILE_CACHE_DIR", str(path))
+        told = refused("clear", *which, "--yes")
+        assert f"the folder of what is remembered, {path} cannot be written: " in told
+
+
 def test_remembered_but_not_counting(tmp_path):
     other = replace(H200, triton="3.0.0")
     remember(Store(other, tmp_path / "other"))

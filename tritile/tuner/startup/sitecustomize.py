@@ -2,7 +2,7 @@
 
 Every Python that a command starts runs this file first, even one of another version or without tritile. So it
 parses on any Python 3, imports nothing, and does nothing until Triton's autotuner is imported. `tritile`
-itself imports it if TRITILE_ADOPT is set.
+itself imports it if TRITILE_ADOPT or TRITILE_ADOPT_FILE is set.
 """
 
 import os  # which every Python has imported by now
@@ -90,7 +90,8 @@ def _chain():
 
 if not hasattr(sys, "_tritile_adopts"):  # another sitecustomize may chain too, and come back here
     sys._tritile_adopts = True
-    if os.environ.get("TRITILE_ADOPT", "").lower() not in ("", "0", "false", "off", "no"):
+    _wanted = os.environ.get("TRITILE_ADOPT") or os.environ.get("TRITILE_ADOPT_FILE", "")
+    if _wanted.lower() not in ("", "0", "false", "off", "no"):
         for _path in ("TRITILE_ADOPT_FILE", "TRITILE_ADOPT_TABLE"):
             if os.environ.get(_path):  # before the program goes to another folder
                 os.environ[_path] = os.path.abspath(os.environ[_path])
