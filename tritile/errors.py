@@ -49,7 +49,10 @@ class GradientError(TritileError, RuntimeError):
 
 
 class NotTunedError(TritileError, LookupError):
-    """Raised in mode "strict" when no measurement covers a problem, and by commands for an unknown kernel."""
+    """Raised in mode "strict" when no measurement covers a problem, and by commands for an unknown kernel.
+
+    Also by `tritile.sync(check=True)` when ranks chose different configs.
+    """
 
 
 class NotCompiledError(TritileError, LookupError):

@@ -38,7 +38,7 @@ from tritile.core.triton_private import AutotunerError, InterpretedFunction, JIT
 from tritile.core.versions import warn_untested
 from tritile.errors import NotTunedError, RetuningWarning, UntunedWarning, callers_level
 from tritile.runtime.compiles import compiles_refused, count_as_ours, listen
-from tritile.tuner import arguments, traced
+from tritile.tuner import arguments, sync, traced
 from tritile.tuner.arguments import DESCRIPTORS, SCALARS, dtypes_of, hashable, identified, stored, tensors_of
 from tritile.tuner.decorated import KernelCall, measured_config, notify
 from tritile.tuner.measure.timing import do_bench as default_bench
@@ -348,9 +348,11 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         fixed = self.space is None and len(self._configs) == len(call.configs) == 1
         measurable = self.measurable(call.device)
         if mode == "tune" and measurable and not capturing():
-            if kernel_tables(self.table):
+            plan = self._agreed(call.problem, call.device, call.configs)
+            if plan is None and kernel_tables(self.table):
                 plan = self.remembered(call.problem, call.device, call.configs)
-            if plan is not None and plan.source == "table":
+                plan = plan if plan is not None and plan.source == "table" else None
+            if plan is not None:
                 notify(self, call, plan.config, {plan.config: [(plan.us or 0.0) / 1e3] * 3})
             elif not fixed or self.reference is not None:
                 plan = KernelPlan(call.problem, measured_config(self, call), "exact", call.device)
@@ -364,8 +366,12 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             is_guess = plan.source == "model" and self.perf_model is None and not fixed
             if is_guess and measurable and mode != "off":
                 self.warn_untuned(call.problem, call.device)
+        named = (name for name, config in call.configs.items() if config is plan.config)
+        name = next(named, None) or arguments.identity(plan.config)
+        choice = sync.Choice(name, plan.source)
+        sync.note_kernel(call.device, call.source, call.problem, choice, call.configs, self.space)
         log(
-            "plan", logging.INFO, problem=call.problem.label, config=str(arguments.identity(plan.config)),
+            "plan", logging.INFO, problem=call.problem.label, config=str(name),
             source=plan.source, device=call.device.name, seconds=perf_counter() - since,
         )  # fmt: skip
         return plan
@@ -408,6 +414,9 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                 return exact
             if mode == "strict" and self.measurable(device) and not only:
                 raise NotTunedError(f"mode is strict and nothing measured is remembered for {problem.label}")
+            guess = self._agreed(problem, device, call.configs, measured=False)
+            if guess is not None:
+                return guess
             for _, near in self.nearest(problem, device, call.configs):
                 why = "the fastest at the nearest sizes"
                 return KernelPlan(problem, near, "predicted", device, None, why)
@@ -423,14 +432,15 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     def remembered(self, problem: KernelProblem, device: Device, configs: Configs) -> KernelPlan | None:
         """Return the fastest config measured for exactly this problem, among `configs` or all of a space.
 
-        Trials on this machine come before entries of tables.
+        What ranks agreed on comes first; trials on this machine come before entries of tables.
         """
 
         def allowed(config: Config) -> triton.Config | None:
-            if self.space is not None:
-                return config.to_triton() if config in self.space else None
-            return configs.get(config)
+            return self._allowed(config, configs)
 
+        plan = self._agreed(problem, device, configs)
+        if plan is not None:
+            return plan
         for trial in sorted(store_of(device).trials(self.digest, problem), key=rank):
             config = allowed(trial.config) if trial.works else None
             if config is not None:
@@ -443,6 +453,21 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                 why = f"measured on a GPU of this model: {table.path}"
                 return KernelPlan(problem, config, "table", device, entry.us, why)
         return None
+
+    def _allowed(self, config: Config, configs: Configs) -> triton.Config | None:
+        if self.space is not None:
+            return config.to_triton() if config in self.space else None
+        return configs.get(config)
+
+    def _agreed(
+        self, problem: KernelProblem, device: Device, configs: Configs, measured: bool = True
+    ) -> KernelPlan | None:
+        """Return what `tritile.sync` settled for a problem by measurements, or where there were none."""
+        choice = sync.agreed(device, [self.digest], problem, configs)
+        if choice is None or (choice.source in sync.MEASURED) != measured:
+            return None
+        config = self._allowed(choice.config, configs)
+        return config and KernelPlan(problem, config, choice.source, device, None, sync.WHY)
 
     def nearest(
         self, problem: KernelProblem, device: Device, configs: Configs, unknown: Collection[str] = (),
