@@ -80,7 +80,7 @@ class SettingWarning(UserWarning):
 
 
 class UntunedWarning(UserWarning):
-    """Issued when a kernel runs with a config that no measurement supports."""
+    """Issued when a kernel runs with a config that no measurement on this GPU model supports."""
 
 
 class UntestedWarning(UserWarning):

@@ -125,6 +125,7 @@ def error_words(precision: str, k: int, arch: int | str) -> str:
 
 
 _memo: dict[tuple[Tiled, Device, str, bool], Plan] = new_memo()
+_noted: dict[tuple[Tiled, Device, bool], Plan] = new_memo()  # for tritile.sync
 
 
 def forget() -> None:
@@ -182,8 +183,10 @@ def _kernels(problem: Tiled, allows_torch: bool) -> list[str]:
 def note_choice(plan: Plan, allows_torch: bool) -> None:
     """Note for `tritile.sync` what a call runs. `allows_torch`: as for `plan_for`."""
     problem, device = plan.problem, plan.device
-    if problem.needs_torch:  # there is no choice
+    key = problem, device, allows_torch
+    if problem.needs_torch or _noted.get(key) is plan:
         return
+    _noted[key] = plan
     allows_torch = allows_torch and aten.is_compared(problem)
 
     def remembered() -> sync.Choice | None:

@@ -127,7 +127,7 @@ def note_kernel(
 def _fastest(device: Device, digest: str, problem: Problem, allowed: Container[Config]) -> Choice | None:
     trials = store_of(device).trials(digest, problem)
     best = best_of(trial for trial in trials if trial.config in allowed)
-    return best and Choice(best.config, "exact")
+    return None if best is None else Choice(best.config, "exact")
 
 
 def agreed(
@@ -184,9 +184,9 @@ class _Ranks:
             answer = json.loads(text)
             if "failed" in answer:
                 name, why = answer["failed"]
-                found = getattr(errors, name, None)
-                is_ours = isinstance(found, type) and issubclass(found, TritileError)
-                kind: Callable[[str], Exception] = found if is_ours else TritileError
+                kind: Any = getattr(errors, name, None)
+                if not (isinstance(kind, type) and issubclass(kind, TritileError)):
+                    kind = TritileError
                 raise kind(f"sync failed on rank {number}: {why}")
             made.append(answer["made"])
         return made
