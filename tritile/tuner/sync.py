@@ -32,7 +32,7 @@ from tritile.tuner.store.trials import Row, environment_from, facts_of, row_of, 
 MEASURED: Final = ("pinned", "exact", "table")  # sources that measured just the problem, the best first
 WHY: Final = "the ranks agreed on it in tritile.sync"
 _FORMAT: Final = 1  # of what ranks exchange
-_MOST: Final = 2048  # choices to note between two calls of `sync`
+_MOST: Final = 4096  # choices to note between two calls of `sync`
 _BATCH: Final = 256  # problems, the trials of which are exchanged at a time
 _SHOWN: Final = 8  # problems, and ranks, that an error lists
 
@@ -187,7 +187,7 @@ class _Ranks:
                 kind: Any = getattr(errors, name, None)
                 if not (isinstance(kind, type) and issubclass(kind, TritileError)):
                     kind = TritileError
-                raise kind(f"sync failed on rank {number}: {why}")
+                raise kind(f"sync failed on rank {number}: {why.removeprefix('sync: ')}")
             made.append(answer["made"])
         return made
 
@@ -382,7 +382,8 @@ def sync(group: Any = None, check: bool = False) -> list[Change]:
     choice is. Ranks that never saw a problem take its winner when they do. It stays until a later `sync`
     changes it, also after `tritile.forget()`, and is not measured again in mode "tune". Ranks with GPUs of
     different models, or other versions of Triton, exchange only among themselves. Ranks may be on several
-    hosts. A CUDA graph, and a function compiled by torch, keeps the configs that it was made with.
+    hosts. A CUDA graph, and a function compiled by torch, keeps the configs that it was made with. Of more
+    than 4096 problems between two calls, the oldest are left out.
 
     It covers tritile's operations and kernels under `tritile.autotune` or `tritile.adopt`. Modes, backends
     and other settings stay as they are on each rank; mode "off" ignores what was agreed on.
@@ -399,14 +400,15 @@ def sync(group: Any = None, check: bool = False) -> list[Change]:
         NotTunedError: with `check`, if ranks chose different configs; it names kernels, problems and ranks.
         UnsupportedError: there is no process group, or a CUDA graph is being captured.
         InvalidValueError: an argument is wrong, or differs between ranks.
-        TritileError: it failed on another rank, which the message names. An error on one rank raises on all.
+        TritileError: it failed on another rank, which the message names. An error on one rank raises on all,
+            except a wrong `group` or a capture: other ranks are then still waiting.
     """
     ranks, notes, here = _Ranks(group), dict(_notes), dict[Row, Device]()
 
     def chosen_here() -> Any:
         if not isinstance(check, bool):
             raise InvalidValueError(f"sync: check is {check!r}: expected True or False")
-        own = (*(each.device for each in notes.values()), devices.current_gpu() or HOST)
+        own = (HOST, devices.current_gpu() or HOST, *(each.device for each in notes.values()))
         here.update((facts_of(device), device) for device in own)
         return [_FORMAT, check, _to_json({place: each.choice for place, each in notes.items()})]
 
@@ -425,18 +427,21 @@ def sync(group: Any = None, check: bool = False) -> list[Change]:
         lambda: _to_json({place: each.remembered() or each.choice for place, each in notes.items()})
     )
     winners = decided(map(_from_json, proposed))
-    changes = list[Change]()
+    changes, unseen = list[Change](), False
     for place in sorted(winners):  # in one order, so that a full memo drops the same on every rank
-        (gpu, _, key, _), winner = _parsed(place), winners[place].config
-        noted = notes.get(place)
+        (gpu, _, key, _), winner, noted = _parsed(place), winners[place], notes.get(place)
+        if gpu not in here:
+            continue
         before = _agreed.get(place) if noted is None else noted.choice
-        _agreed[place] = winners[place]
-        if before is not None and before.config != winner and gpu in here:
+        _agreed[place] = winner
+        if before is not None and before.config != winner.config:
             problem = problem_from(key)
             kernel = problem.kernel if isinstance(problem, KernelProblem) else problem.op
-            changes.append(Change(kernel, problem, before.config, winner))
-        if noted is not None and _notes.get(place) is noted:  # else another thread has chosen meanwhile
+            changes.append(Change(kernel, problem, before.config, winner.config))
+        if noted is None:
+            unseen = True
+        elif _notes.get(place) is noted:  # else another thread has chosen meanwhile
             _notes.pop(place)
-    if changes or added or winners.keys() - notes.keys():
+    if changes or added or unseen:
         forget()
     return changes
