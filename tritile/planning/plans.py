@@ -202,7 +202,7 @@ def note_choice(plan: Plan, allows_torch: bool) -> None:
 def _chosen_alike(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Plan | None:
     """Return what the ranks agreed on in `tritile.sync`, else the plan of the first source that has one."""
     agreed = None if mode == "off" else sync.agreed(device, _kernels(problem, allows_torch), problem)
-    if agreed is None or not (mode == "cached" or agreed.source in sync.MEASURED):
+    if agreed is None or (mode in ("tune", "strict") and agreed.source not in sync.MEASURED):
         return _chosen(problem, device, mode, allows_torch)
     config = agreed.config
     fault = aten.illegal(problem) if config == aten.CONFIG else illegal(config, problem, device)
