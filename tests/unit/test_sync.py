@@ -29,12 +29,13 @@ from tritile.core.device import HOST, TARGETS
 from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.errors import (
     InvalidValueError,
+    NotTunedError,
     StoreWarning,
     UnsupportedError,
 )
 from tritile.families.registry import FAMILIES
 from tritile.ops import request
-from tritile.planning import aten, model
+from tritile.planning import aten, model, plans
 from tritile.tuner import sync
 from tritile.tuner.store.trial import TORCH, Trial
 from tritile.tuner.store.trials import Store, facts_of, row_of, store_of
@@ -554,6 +555,45 @@ def test_another_list_of_configs_is_not_agreed_on(alone):
     call(decorated(bench), bench, salt=2)
     tritile.sync()
     assert call(decorated(bench, blocks=(32, 64)), bench, salt=2) == 32
+
+
+def agree_on(monkeypatch, config, source="exact"):
+    monkeypatch.setattr(sync, "agreed", lambda *args: sync.Choice(config, source))
+    tritile.forget()
+
+
+def test_only_legal_configs_are_agreed_on(monkeypatch):
+    """What ranks sent runs only where the problem, the GPU and the call allow it."""
+    legal = likely()[-1]
+    own = plans.plan_for(matmul(64), H200, "cached").config
+    assert own != legal
+    for config in (legal.derived(family="none"), legal.derived(num_stages=60), Config.of(B=1), aten.CONFIG):
+        agree_on(monkeypatch, config)
+        assert plans.plan_for(matmul(64), H200, "cached").config == own
+    agree_on(monkeypatch, legal)
+    for mode in ("cached", "tune", "spread"):
+        plan = plans.plan_for(matmul(64), H200, mode)
+        assert (plan.config, plan.source, plan.why) == (legal, "exact", sync.WHY)
+    assert plans.plan_for(matmul(64), H200, "off").config != legal
+    bench = Bench(FAST)
+    agree_on(monkeypatch, Config.of(B=128))
+    assert call(decorated(bench), bench, salt=3) == 16
+
+
+def test_guesses_agreed_on_are_no_measurements(monkeypatch):
+    """Modes tune and strict do as without them."""
+    legal = likely()[-1]
+    agree_on(monkeypatch, legal, "predicted")
+    assert plans.plan_for(matmul(64), H200, "cached").config == legal
+    assert plans.plan_for(matmul(64), H200, "tune") is None
+    assert plans.plan_for(matmul(64), H200, "strict").config != legal  # its portfolio's
+    agree_on(monkeypatch, Config.of(B=64), "model")
+    bench = Bench(FAST)
+    for mode, block in (("cached", 64), ("spread", 64), ("tune", 16)):
+        with tritile.mode(mode):
+            assert call(decorated(bench), bench, salt=4) == block
+    with tritile.mode("strict"), pytest.raises(NotTunedError):
+        call(decorated(bench), bench, salt=5)
 
 
 def test_merged_takes_what_is_certain():
