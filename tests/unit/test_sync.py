@@ -36,7 +36,7 @@ from tritile.errors import (
 from tritile.families.registry import FAMILIES
 from tritile.ops import request
 from tritile.planning import aten, model, plans
-from tritile.tuner import sync
+from tritile.tuner import sync, traced
 from tritile.tuner.store.trial import TORCH, Trial
 from tritile.tuner.store.trials import Store, facts_of, row_of, store_of
 
@@ -548,6 +548,24 @@ def test_what_another_process_stored_is_taken_and_stays(alone, monkeypatch, tmp_
     assert len(bench.measured) == 3
     with tritile.mode("off"):  # as before: the first of the list
         assert call(decorated(bench, blocks=(64, 32, 16)), bench, salt=1) == 64
+
+
+def test_a_space_and_the_tracer(alone, monkeypatch, tmp_path):
+    """A winner of a space is in it; torch's tracer is shown what was agreed on, whatever the store holds."""
+    bench = Bench(FAST)
+    space = tritile.Space({"B": [16, 32, 64], "num_warps": [4, 8]})
+    spaced = tritile.autotune(space, ["n", "salt"], do_bench=bench)(fill)
+    listed = decorated(bench)
+    assert [call(kernel, bench, salt=6) for kernel in (spaced, listed)] == [16, 16]
+    best = store_of(HOST).best(listed.digest, listed.problem((torch.zeros(64), bench.used, 64, 6), {}))
+    for warps, us in ((4, 0.5), (16, 0.1)):  # the second is in neither
+        store_of(HOST).add(listed.digest, replace(best, config=Config.of(B=64, num_warps=warps), us=us))
+    assert len(tritile.sync()) == 2
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "empty"))
+    tritile.forget()
+    assert [call(kernel, bench, salt=6) for kernel in (spaced, listed)] == [64, 64]
+    tensors = ("out_ptr", torch.float32, torch.device("cpu")), ("used_ptr", torch.int32, torch.device("cpu"))
+    assert traced.indices_of(listed, tensors, {"n": 64, "salt": 6}, ()) == (BLOCKS.index(64),)
 
 
 def test_another_list_of_configs_is_not_agreed_on(alone):
