@@ -237,6 +237,7 @@ def planned(problem: Tiled, index: int, allows_torch: bool = False) -> plans.Pla
             ("planned", problem, device, allows_torch), lambda: _measure(problem, device, index, allows_torch)
         )
     assert chosen is not None
+    plans.note_choice(chosen, allows_torch)
     if chosen.source == "model" and chosen.config != aten.CONFIG and current_mode() == "cached":
         _warn_uncalibrated(device)
     return chosen
