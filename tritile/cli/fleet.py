@@ -68,6 +68,8 @@ def compact(
         for gpu in folder.gpus():
             with shared.working(gpu):
                 before, after, dropped = folder.compact(gpu)
+            if not before:  # some other folder
+                continue
             lines = f", {counted(dropped, 'invalid line')} dropped" if dropped else ""
             console.print(f"{gpu}: {counted(before, 'object')} before, {after} now{lines}")
 
@@ -85,6 +87,8 @@ def show_folder(gpu: str | None, as_json: bool) -> None:
                 hosts.update(line.provenance.get("host", "") for line in content.lines)
                 newest = max([newest, *(line.row[-2] for line in content.lines)], key=moment)
                 skipped += len(content.reasons)
+            if not objects:  # some other folder
+                continue
             facts = {"gpu": each, "objects": len(objects), "trials": len(places), "hosts": sorted(hosts)}
             rows.append(facts | {"newest_utc": newest, "skipped": skipped})
     if as_json:

@@ -102,7 +102,7 @@ def _line_from(raw: bytes, changed: float | None) -> Line:
             raise _OtherFormatError(f"{raw[:40]!r}: its format is not {FORMAT}")
         values = [data.get(name) for name in (*ENVIRONMENT, *TRIAL)]
         for place in _REAL:  # a whole number may be too large for SQLite's integers
-            values[place] = float(values[place]) if type(values[place]) is int else values[place]
+            values[place] = float(number) if type(number := values[place]) is int else number
         environment, trial = pair_from(values)
         row, before = tuple(values[len(ENVIRONMENT) :]) if trial.failure is None else row_of(trial), None
         measured = moment(trial.measured_utc)
@@ -198,7 +198,7 @@ class Folder:
     def read(self, objects: Iterable[Object]) -> Iterator[Content]:
         """Read objects, one at a time. One that was deleted meanwhile is left out."""
         for each in objects:
-            lines, reasons, is_complete, raw = list[Line](), list[str](), False, b""
+            lines, reasons, raw = list[Line](), list[str](), b""
             try:
                 if each.size > MAX_OBJECT:
                     raise InvalidValueError(f"more than {MAX_OBJECT >> 20} MiB")
@@ -208,7 +208,8 @@ class Folder:
             except Exception as error:  # this object's alone, as of a file that others may not read
                 reasons.append(f"{each.name}: {brief(error)}")
             is_read = not reasons
-            is_complete = raw.endswith(b"\n") or (raw and time.time() - (each.changed or math.inf) > 86400)
+            is_old = each.changed is not None and time.time() - each.changed > 86400
+            is_complete = bool(raw) and (raw.endswith(b"\n") or is_old)
             for number, line in enumerate(filter(None, raw.split(b"\n"))):
                 if number % 10 == 0:
                     time.sleep(1e-4)  # leave the interpreter to other threads, which would wait 5 ms for it
@@ -217,7 +218,7 @@ class Folder:
                 except InvalidValueError as error:
                     reasons.append(f"{each.name}: {error}"[:300])
                     is_complete = is_complete and not isinstance(error, _OtherFormatError)
-            yield Content(each, lines, reasons, is_read, bool(is_complete))
+            yield Content(each, lines, reasons, is_read, is_complete)
 
     def put(self, gpu: str, lines: Iterable[Line], **more: Any) -> list[Object]:
         """Write lines, with more facts, as new objects, and return these."""
