@@ -148,11 +148,11 @@ class SharedStore(Store):
             if read:
                 self.take([(line.environment, line.row) for line in read])
 
-    def pull(self, seen: set[tuple[int, str]] | None = None) -> int:
+    def pull(self, seen: set[tuple[Any, ...]] | None = None) -> int:
         """Take in what the folder has that was not read yet; return how many trials were new here.
 
-        With `seen`, read everything, and add place and date of each trial to it. Raises what the file system
-        raises.
+        With `seen`, read everything, and add place, time and dates of each trial to it. Raises what the file
+        system raises.
         """
         self._take_over()
         folder, known = Folder(self.url), self._known() if seen is None else {}
@@ -171,7 +171,7 @@ class SharedStore(Store):
                     self._warn("lines", f"{self.url}: skipped what is not valid: {content.reasons[0]}")
             if content is None or len(waiting) >= _CHUNK:
                 if seen is not None:
-                    seen.update((line.place, line.row[-2]) for line in waiting)
+                    seen.update((line.place, line.row[3], date) for line in waiting for date in line.row[-2:])
                 taken = self.take([(line.environment, line.row) for line in waiting]) if waiting else 0
                 if taken is None:
                     break
@@ -191,11 +191,11 @@ class SharedStore(Store):
         """
         try:
             self.flush()
-            ours, seen, given = self.all_trials(), set[tuple[int, str]](), list[Line]()
+            ours, seen, given = self.all_trials(), set[tuple[Any, ...]](), list[Line]()
             taken = self.pull(seen)
             for facts, trial in ours:
                 line = Line(tuple(facts.values()), (*row_of(trial), None), provenance(self.device))
-                if trial.is_final and (line.place, trial.measured_utc) not in seen:
+                if trial.is_final and (line.place, trial.us, trial.measured_utc) not in seen:
                     given.append(line)
             self._put(given)  # most dates were corrected before, so they say nothing of this host's clock
             if given:  # some were corrected, and others then are newer
