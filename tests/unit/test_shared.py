@@ -879,7 +879,7 @@ def test_network_file_systems(tmp_path, mounts, monkeypatch, caplog, kind, moves
     temporary.mkdir()
     monkeypatch.setattr(settings.tempfile, "tempdir", str(temporary))
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(cache))
-    with caplog.at_level(logging.INFO, "tritile.store"):
+    with caplog.at_level(logging.INFO, "tritile.tune"):
         folder, found = settings.store_dir(), settings.shared_url()
         assert (settings.store_dir(), settings.cache_dir()) == (folder, cache)
     assert found == (str(cache) if moves else None)

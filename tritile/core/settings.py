@@ -389,7 +389,7 @@ def _of_node(folder: Path) -> Path:
     text = (
         "%s is on a network file system (%s): trials are kept in %s, and shared through TRITILE_SHARED or it"
     )
-    logging.getLogger("tritile.store").info(text, folder, kind, own)
+    logging.getLogger("tritile.tune").info(text, folder, kind, own)
     return own
 
 
