@@ -4,6 +4,7 @@ Processes are real, and really killed, or threads on a clock and a schedule that
 """
 
 import contextlib
+import itertools
 import math
 import multiprocessing
 import os
@@ -662,7 +663,10 @@ class World:
         patch.setattr(claims, "time", SimpleNamespace(**clock))
         patch.setattr(claims, "_STARTED", 0.0)
         patch.setattr(claims, "_later", PerProcess())
-        patch.setattr(claims, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=self.name)))
+        patch.setattr(claims, "_is_idle", lambda gpu: self.pause() is None)  # others may claim meanwhile
+        numbers = itertools.count()
+        named = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{self.name}, claim {next(numbers)}"))
+        patch.setattr(claims, "uuid", named)
         patch.setattr(Claim, "_beat", lambda claim, token, stop: None)  # `beat` does
         write = Claim._write
         patch.setattr(Claim, "_write", lambda own, *how: self.name in self.doomed or write(own, *how))
@@ -699,7 +703,7 @@ class World:
         self.now += self.draw.choice([0.01, 0.5, 3.0])
         if claim.path.exists() and int(before) != int(self.now):
             for name in self.threads.keys() - self.doomed - self.gone:
-                rows(claim, "UPDATE claims SET beat = ? WHERE token = ? AND beat > 0", self.now, name)
+                rows(claim, "UPDATE claims SET beat = ? WHERE token LIKE ?", self.now, f"{name},%")
 
     def run(self, claim, killing):
         for _ in range(20_000):
