@@ -9,8 +9,8 @@ Waiting closes no circle, whatever collectives the ranks are in. A process claim
 idle, so no kernel that it launched waits for another rank. It measures inside one call, so it sits in no
 collective meanwhile, and a thread that holds a claim waits for no other. So a claimant depends on nobody:
 those that wait for it, and those that wait for these in a collective, are delayed until it is done, and at
-most by the budget of a search. A process whose device stays busy makes no claim. It runs the nearest config
-and asks again at a later call.
+most by the budget of a search, whatever its other threads launch. A process whose device stays busy makes no
+claim. It runs the nearest config and asks again at a later call.
 
 Claims save time and make ranks agree, but no call depends on them. Without the file each process measures for
 itself.
@@ -81,8 +81,9 @@ class Claim:
     def is_open(self, alive: bool = False) -> bool:
         """True if another's search has not ended, so that what is stored is a part; `alive`: nor died."""
         row = self._row()
-        is_other = row is not None and row.is_open and row.token != _held.token
-        return row is not None and is_other and (row.is_alive or not alive)
+        if row is None or not row.is_open or row.token == _held.token:
+            return False
+        return row.is_alive or not alive
 
     def settle(
         self, is_known: Callable[[bool], bool], search: Callable[[bool], bool], wait_s: float,
