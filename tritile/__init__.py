@@ -132,5 +132,6 @@ def __dir__() -> list[str]:
 
 if "torch" in sys.modules:  # whose programs may name operators of torch.ops.tritile and nothing else of this
     import_module("tritile.ops")
-if os.environ.get("TRITILE_ADOPT"):  # before anybody imports Triton's autotuner, or at once
+if os.environ.get("TRITILE_ADOPT") or os.environ.get("TRITILE_ADOPT_FILE"):
+    # Before anybody imports Triton's autotuner, or at once.
     import_module("tritile.tuner.startup.sitecustomize")

@@ -197,12 +197,15 @@ class _Quick:
         self.folder, self._context = folder, server or multiprocessing.get_context("fork")
         super().__init__(*arguments, **limits)
 
-    def _started(self, theirs):
-        arguments = theirs, self._compilers, dict(os.environ), self.folder
-        process = self._context.Process(target=_serve, args=arguments, daemon=True)
-        process.start()
+    def _started(self):
+        ours, theirs = multiprocessing.Pipe()
+        with theirs:
+            process = self._context.Process(target=_serve, args=(theirs, self.folder), daemon=True)
+            process.start()
         process.wait = process.join
-        return process
+        number = os.dup(ours.fileno())
+        ours.close()
+        return process, number
 
 
 class QuickWorkers(_Quick, WorkerPool):
@@ -213,12 +216,10 @@ class QuickWorkshop(_Quick, PoolRunner):
     pass
 
 
-def _serve(connection, compilers, environment, folder):
+def _serve(connection, folder):
     os.setpgid(0, 0)
     for file in {*_sockets()} - {connection.fileno()}:
         os.close(file)  # the caller's end, say: a program of its own inherits none
-    os.environ.clear()
-    os.environ.update(environment)
     multiprocessing.current_process()._config["daemon"] = False  # as a program of its own: it may fork
     notes = {SCREEN_S: "hung", COMPILE_S: "compiler hung"} if folder else {}
 
@@ -232,7 +233,7 @@ def _serve(connection, compilers, environment, folder):
     wait = workers.wait
     workers.wait = lambda objects, limit: wait(objects, None if limit is None else 0.01)
     workers._Worker.is_late = is_late
-    workers.serve(connection, compilers)
+    workers.serve(connection)
 
 
 # --- Programs

@@ -99,8 +99,9 @@ def test_before_and_after(made, run, bench):
         assert len(bench.timed) == 6  # two problems of one source, whichever kernel called first
         (row,) = adopted.report
     assert (row.measured, row.remembered, row.guessed) == (2, 1, 0)
-    assert "test_adopt.body: 2 measured in" in str(adopted)
-    assert ", 1 remembered" in str(adopted)
+    assert re.fullmatch(
+        r"\S+test_adopt\.body: 2 problems measured now, in \S+ s; 1 problem remembered", str(adopted)
+    )
 
 
 def test_seconds_that_another_process_measured(made, run, monkeypatch):
@@ -112,7 +113,7 @@ def test_seconds_that_another_process_measured(made, run, monkeypatch):
     tritile.forget()
     with tritile.adopt() as adopted:
         run(made())
-    assert str(adopted) == "tests.unit.test_adopt.body: 1 remembered, which took 4 s to measure"
+    assert str(adopted) == "tests.unit.test_adopt.body: 1 problem remembered, which saved 4 s"
 
 
 def test_release_gives_it_back_to_triton(made, run, bench):
@@ -148,14 +149,28 @@ def test_patterns(made, run, patterns, is_adopted):
         assert (tuner_of(kernel) is not None) == is_adopted
 
 
-def test_unmet_pattern_names_near_one(made, run):
-    with (
-        pytest.warns(
-            UserWarning, match=r"no kernel that was called is named '\*bodi\*' \(did you mean 'body'"
-        ),
-        tritile.adopt("*bodi*"),
-    ):
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        ("*bodi*", "body"),
+        ("test.*", "tests.*"),
+        ("tests", "tests.*"),
+        ("tests.unit.test_adapt", "tests.unit.test_adopt.*"),
+        ("tests.unit.test_adopt.bodi", "tests.unit.test_adopt.body"),
+        ("other.module.bodi", "body"),
+    ],
+)
+def test_unmet_pattern_names_near_one(made, run, pattern, meant):
+    why = f"no kernel that was called is named {pattern!r} (did you mean {meant!r}?)"
+    with pytest.warns(UserWarning, match=re.escape(why)), tritile.adopt(pattern):
         run(made())
+
+
+def test_unmet_exclude_says_nothing(made, run, recwarn):
+    with tritile.adopt(exclude="nothing") as adopted:
+        run(made())
+    assert [each for each in recwarn if each.category is UserWarning] == []
+    assert "nothing" not in str(adopted)
 
 
 def test_one_config_is_left_alone(bench):
@@ -190,7 +205,8 @@ def test_subclass_ending_in_super_run(made, run, bench):
         ]
         assert [run(kernel) for kernel in kernels] == [64, 16]
     assert kernels[0].seen
-    assert "Whole has a run of its own" in str(adopted)
+    assert "Whole has a run of its own, without super().run: its kernels are left to Triton" in str(adopted)
+    assert "Cached" not in str(adopted)
 
 
 # Another patch of `Autotuner.run`.
@@ -420,12 +436,27 @@ def test_bucket_by_adopter(made, run, bench):
         assert [run(kernel, n) for n in (5, 6, 8, 9)] == [64] * 4
     assert len(bench.timed) == 6
     with (
-        tritile.adopt(bucket={"*": {"M": triton.next_power_of_2}}),
+        tritile.adopt(bucket={"body": {"n": triton.next_power_of_2}}),
         pytest.raises(
-            InvalidValueError, match=r"bucket names 'M' of .*body: expected one of its key, \['N'\]"
+            InvalidValueError,
+            match=r"bucket names 'n' of \S*body \(did you mean 'N'\?\): expected one of its key, \['N'\]",
         ),
     ):
         run(made())
+
+
+def test_bucket_for_those_with_the_argument(run, bench):
+    """A library's pattern meets kernels with other keys."""
+    kernels = [triton.autotune(of_blocks(16, 32), key=key, do_bench=bench)(body) for key in (["N"], [])]
+    buckets = {"*body*": dict.fromkeys("MN", triton.next_power_of_2)}
+    why = "no kernel that was called and matches '*body*' has 'M' in its key; their keys hold N"
+    adopted = tritile.adopt(bucket=buckets)
+    assert [run(kernel, n) for kernel in kernels for n in (5, 6)] == [32] * 4
+    assert len(bench.timed) == 4
+    assert why in str(adopted)
+    with pytest.warns(UserWarning, match=re.escape(why)) as warned:
+        adopted.release()
+    assert len(warned) == 1
 
 
 def test_effort_by_adopter(run, bench):
@@ -488,6 +519,7 @@ def test_adoptions_that_disagree(made, run):
         ({"effort": "some"}, "effort is 'some': expected one of"),
         ({"bucket": {"N": triton.next_power_of_2}}, "bucket is"),
         ({"bucket": {"*": {"N": 16}}}, "bucket is"),
+        ({"bucket": "text"}, r"bucket is 'text': expected functions by pattern and argument, as \{'\*conv"),
         ({"reference": {"*": 1}}, "reference is"),
     ],
 )
@@ -655,9 +687,21 @@ def test_forked_process_waits_for_nobody():
 def test_what_is_printed_after_the_with(made, run):
     with tritile.adopt("*body*") as adopted:
         run(made())
-    assert str(adopted).startswith("tests.unit.test_adopt.body: 1 measured in ")
+    assert str(adopted).startswith("tests.unit.test_adopt.body: 1 problem measured now, in ")
     assert "stands in" not in str(adopted)
     assert "named" not in str(adopted)
+
+
+def test_what_is_printed_before_a_call(monkeypatch):
+    monkeypatch.setattr(adoption, "_called", {})
+    with tritile.adopt() as adopted:
+        assert str(adopted).startswith("tritile.adopt: kernels under triton.autotune: none was called so far")
+    with tritile.adopt("fla.*", exclude="*rotary*") as adopted:
+        (line, *_) = str(adopted).splitlines()
+        assert line.endswith("triton.autotune named fla.*, except *rotary*: none was called so far")
+        assert "is named" not in str(adopted)
+        with pytest.warns(UserWarning, match=r"is named 'fla\.\*'"):
+            adopted.release()
 
 
 # What fails costs the adoption alone.
@@ -700,7 +744,7 @@ def test_refusals_are_repeated(made, run, bench, monkeypatch):
 def test_warnings_point_at_the_call(made, run, monkeypatch, bench):
     monkeypatch.setattr(Adopted, "__init__", lambda *args: 1 / 0)
     kernel = made()
-    with tritile.adopt("*body*", exclude="nothing") as adopted:
+    with tritile.adopt(["*body*", "nothing"]) as adopted:
         with pytest.warns(RuntimeWarning, match="does not adopt") as warned:
             kernel[(1,)](bench.used, 5)
         with pytest.warns(UserWarning, match="'nothing'") as released:
@@ -845,8 +889,8 @@ def test_buckets_by_a_variable(made, run, by_environment, bench):
         ({"TRITILE_ADOPT_BUCKETS": "N=next_power_of_2"}, "expected PATTERN:ARGUMENT=FUNCTION"),
         ({"TRITILE_ADOPT_BUCKETS": "*:N=nothing"}, "function 'nothing'"),
         ({"TRITILE_ADOPT_BUCKETS": "*:N=tests.unit.raising:f"}, "function 'tests.unit.raising:f'"),
-        ({"TRITILE_ADOPT_FILE": "/nowhere.toml"}, "TRITILE_ADOPT_FILE is '/nowhere.toml'"),
-        ({"TRITILE_ADOPT_FILE": __file__}, "TRITILE_ADOPT_FILE is"),
+        ({"TRITILE_ADOPT_FILE": "/nowhere.toml"}, "from /nowhere.toml: No such file or directory: tritile"),
+        ({"TRITILE_ADOPT_FILE": __file__}, f"cannot take options from {re.escape(__file__)}: "),
     ],
 )
 def test_bad_variables_adopt_nothing(made, run, by_environment, variables, why):
@@ -861,14 +905,17 @@ def test_bad_variables_adopt_nothing(made, run, by_environment, variables, why):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('kernel = "x"', "'kernel': expected kernels, exclude"),
+        ('kernel = "x"', "unknown 'kernel' (did you mean 'kernels'?): expected kernels, exclude"),
         ("is_default = true", "'is_default'"),
+        ('mode = "fast"', "adopt.toml: mode is 'fast'"),
+        ('[bucket."*"]\nN = 16', "adopt.toml: function 16: expected module:name"),
+        ("[reference]\nbody = 16", "adopt.toml: function 16: expected module:name"),
         ("bucket = 3", "bucket is 3"),
-        ('[bucket]\n"*" = "f"', "bucket is"),
+        ('[bucket]\n"*" = "f"', "bucket is {'*': 'f'}: expected a table, [bucket.\"PATTERN\"]"),
         ('reference = "x"', "reference is 'x'"),
         ("table = 3", "table is 3"),
         ("kernels = [1]", "kernels is"),
-        ("= 1", "TRITILE_ADOPT_FILE is"),
+        ("= 1", "adopt.toml: Invalid"),
     ],
 )
 def test_bad_files(tmp_path, text, why):

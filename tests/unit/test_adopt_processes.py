@@ -1,6 +1,7 @@
 """Adoption without a line of Python: `tritile run`, what it starts, and what stays as it was."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -198,6 +199,41 @@ def test_another_tritile_on_the_path_adopts_nothing(started, tmp_path):
     assert said.count("\n") == 1
 
 
+def test_file_alone_adopts(started, tmp_path):
+    """With the folder on the path, and without where the program imports tritile; 0 turns it off."""
+    (tmp_path / "adopt.toml").write_text('mode = "cached"')
+    options, imports = {"TRITILE_ADOPT_FILE": "adopt.toml"}, "import tritile, library; library.main()"
+    assert started("library.py", path=[SITE], **options)[0] == ["adopted "]
+    assert started("-c", imports, **options)[0] == ["adopted "]
+    assert started("library.py", path=[SITE], TRITILE_ADOPT="0", **options) == (["Triton's "], "")
+    assert started("-c", imports, TRITILE_ADOPT="0", **options)[0] == ["Triton's "]
+
+
+def test_functions_of_the_current_folder(started, tmp_path):
+    """The command's script lies elsewhere, and Python has that folder on its path."""
+    script = tmp_path / "bin" / "command.py"
+    script.parent.mkdir()
+    script.write_text("from tritile.cli import main; main()")
+    (tmp_path / "own.py").write_text("def bucket(n): return 64")
+    run = script, "run", "--mode", "strict", "--bucket", "*:n=own:bucket", sys.executable, "library.py"
+    _, errors = started(*run)
+    assert "nothing measured is remembered for add_one n=64" in errors
+
+
+def test_report_of_each_process(started):
+    """At its end, of what was adopted; a process without kernels has none."""
+    code = "import subprocess, sys, library; library.main(); subprocess.run([sys.executable, 'library.py'])"
+    _, errors = started("-m", "tritile", "run", "--report", sys.executable, "-c", code)
+    head, own = r"tritile, process \d+:\n", r"  \w+\.add_one: 1 problem %s\n"
+    again, first = head + own % r"remembered\S*", head + own % r"measured now, in \S+ s"
+    assert re.fullmatch(again + first, errors), errors
+    _, errors = started("-m", "tritile", "run", "--report", sys.executable, "children.py")
+    assert len(re.findall(head, errors)) == 4  # a fork of a process with a report has none of its own
+    silent = {"TRITILE_ADOPT": "1", "TRITILE_ADOPT_REPORT": "1"}
+    assert started("-c", "import triton.runtime.autotuner", path=[SITE], **silent) == ([], "")
+    assert started("library.py", path=[SITE], TRITILE_ADOPT="1", TRITILE_ADOPT_REPORT="0")[1] == ""
+
+
 def test_file_is_found_from_another_folder(started, tmp_path):
     (tmp_path / "adopt.toml").write_text('kernels = ["*nothing*"]')
     code = "import os, library; os.chdir('/'); library.main()"
@@ -227,15 +263,16 @@ def test_the_variables_of_options():
 
 def test_print_env_and_errors(started):
     run = "-m", "tritile", "run"
-    printed, _ = started(*run, "--print-env", "--bucket", "*conv*:seqlen=next_power_of_2")
+    printed, _ = started(*run, "--print-env", "--bucket", "*conv*:NB=next_power_of_2")
     assert printed[:2] == [
         "export TRITILE_ADOPT=1",
-        "export TRITILE_ADOPT_BUCKETS='*conv*:seqlen=next_power_of_2'",
+        "export TRITILE_ADOPT_BUCKETS='*conv*:NB=next_power_of_2'",
     ]
     for arguments, why in (
         ([], "there is no command"), (["no-such-command"], "command 'no-such-command' is not found"),
         (["--bucket", "x", "true"], "expected PATTERN:ARGUMENT=FUNCTION"),
-        (["--file", "nowhere.toml", "true"], "nowhere.toml"),
+        (["--file", "nowhere.toml", "true"], "nowhere.toml: No such file or directory\n"),
+        (["--print-env", "python", "serve.py"], "--print-env runs nothing: leave out python serve.py"),
     ):  # fmt: skip
         printed, errors = started(*run, *arguments)
         assert printed == []

@@ -542,6 +542,15 @@ def test_clear_forgets_if_confirmed():
     assert left(a100) == []
 
 
+@pytest.mark.parametrize("which", [["--all"], ["--target", "h200"], ["--all", "--kernel", "softmax"]])
+def test_clear_refuses_what_is_no_folder(tmp_path, monkeypatch, which):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        monkeypatch.setenv("TRITILE_CACHE_DIR", str(path))
+        told = refused("clear", *which, "--yes")
+        assert f"the folder of what is remembered, {path} cannot be written: " in told
+
+
 def test_remembered_but_not_counting(tmp_path):
     other = replace(H200, triton="3.0.0")
     remember(Store(other, tmp_path / "other"))
@@ -582,7 +591,7 @@ def test_doctor_runs_kernel_names_cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("variable", "value", "told"),
     [
-        ("TRITILE_MODE", "fsat", "expected one of cached, tune, strict, off"),
+        ("TRITILE_MODE", "fsat", "expected one of cached, tune, spread, strict, off"),
         ("TRITILE_BACKENDS", "tritn", "TRITILE_BACKENDS is 'tritn'"),
         ("TRITILE_BATCH_INVARIANT", "yes", "TRITILE_BATCH_INVARIANT is 'yes'"),
         ("TRITILE_TUNE_BUDGET", "long", "expected a number of seconds above 0"),

@@ -2,7 +2,6 @@
 
 import io
 import logging
-import multiprocessing
 import re
 from concurrent.futures import Future
 from pathlib import Path
@@ -252,11 +251,8 @@ def test_unknown_level_warns(logger, monkeypatch):
 def test_worker_processes_log_nothing(monkeypatch):
     monkeypatch.setenv("TRITILE_LOG", "debug")
     monkeypatch.setenv("TRITILE_MODE", "off")
-    given = []
-    monkeypatch.setattr(workers.subprocess, "Popen", lambda command, **how: given.append(how["env"]))
-    with multiprocessing.Pipe()[1] as theirs:
-        workers.WorkerPool()._started(theirs)
-    (environment,) = given
+    with workers.WorkerPool(compilers=1) as pool:
+        environment = pool.submit(eval, "dict(__import__('os').environ)").result()
     assert "TRITILE_LOG" not in environment
     assert environment["TRITILE_MODE"] == "off"
 

@@ -3,9 +3,12 @@
 Others run in tests/gpu/test_pages_gpu.py. What scripts write is compared in test_figures.py.
 """
 
+import ast
 import gzip
+import importlib
 import json
 import os
+import pkgutil
 import re
 import shlex
 import shutil
@@ -48,6 +51,19 @@ def shown(tmp_path_factory):
     command = [sys.executable, "-c", HELP, TUNING, *(name for name in RUN if name not in WRITES)]
     env, here = os.environ | {"PYTHONPATH": str(ROOT)}, tmp_path_factory.mktemp("here")
     return json.loads(subprocess.run(command, capture_output=True, check=True, cwd=here, env=env).stdout)
+
+
+def test_names_from_tritile_exist():
+    """Also those that a function imports once it runs, on a GPU."""
+    missing = []
+    for path in sorted(TUNING.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "tritile":
+                module = importlib.import_module(node.module)
+                absent = [each.name for each in node.names if not hasattr(module, each.name)]
+                modules = {each.name for each in pkgutil.iter_modules(getattr(module, "__path__", []))}
+                missing += [f"{path.name}: {node.module}.{name}" for name in absent if name not in modules]
+    assert missing == []
 
 
 @pytest.mark.parametrize("name", [name for name in RUN if name not in WRITES])

@@ -19,7 +19,7 @@ from tritile.core.settings import Rules, cache_dir, current_mode, is_batch_invar
 X = torch.ones(2, 2)
 ROOT = Path(tritile.__file__).parents[1]
 H200 = tritile.target_device("nvidia-h200")
-MODES, BACKENDS = "cached, tune, strict, off", "'triton' or 'triton,aten'"
+MODES, BACKENDS = "cached, tune, spread, strict, off", "'triton' or 'triton,aten'"
 FP32 = "'torch' or 'fp16x3'"
 
 

@@ -91,8 +91,9 @@ def test_library_ships_tuned(tmp_path, monkeypatch):
     path = tmp_path / "library" / "tuned.json"
     found = run("export", "--kernel", "fill", "--output", path)
     assert found.exit_code == 0, found.output
-    first, last = found.stdout.splitlines()
+    first, adopting, last = found.stdout.splitlines()
     assert first == f"fill: 1 problem of {HOST.name} written to {path}"
+    assert adopting == f"to adopt with it: tritile run --table {path} COMMAND"
     assert last == '@tritile.autotune(..., table=Path(__file__).with_name("tuned.json"))'
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "elsewhere"))
     kernel, bench = decorated(mode="strict", table=path)
@@ -191,7 +192,7 @@ def test_existing_table_completed(tmp_path):
     remember(kernel="relu", digest="relu's")
     found = run("export", "--kernel", "softmax", "--kernel", "relu", "--output", path, *TO_H200)
     assert found.exit_code == 0, found.output
-    assert len(found.stdout.splitlines()) == 3
+    assert len(found.stdout.splitlines()) == 4
     assert shipped(path) == {64: 16, 128: 64, 256: 32}
     assert shipped(path, device=a100) == {64: 64}
     assert shipped(path, "of another kernel") == {64: 64}

@@ -278,6 +278,7 @@ def _export_kernels(names: Sequence[str], device: "Device", path: Path) -> None:
         left_out = f"; {len(others)} other sources left out" if others else ""
         lines.append(f"{name}: {counted(count, 'problem')} of {device.name} written to {path}{left_out}")
     made.write()
+    lines.append(f"to adopt with it: tritile run --table {path} COMMAND")
     lines.append(f'@tritile.autotune(..., table=Path(__file__).with_name("{path.name}"))')
     console.print("\n".join(lines))
 
@@ -327,6 +328,7 @@ def clear(
 
     if every and target:
         raise InvalidValueError("--all is for every GPU: leave --target away")
+    shared.check_output(cache_dir(), folder=True, option="the folder of what is remembered,")
     if every:
         gpus = [path.stem for path in sorted(cache_dir().glob("*.sqlite3"))]
         stores = [Store(dataclasses.replace(HOST, name=name)) for name in gpus]

@@ -34,17 +34,17 @@ def environment(adopting: dict[str, str], before: dict[str, str]) -> dict[str, s
     epilog=shared.examples(
         "tritile run python serve.py",
         "tritile run --mode strict pytest tests",
-        "tritile run --bucket '*causal_conv1d*:seqlen=next_power_of_2' torchrun --nproc-per-node 8 train.py",
+        "tritile run --bucket '*causal_conv1d*:NB=next_power_of_2' torchrun --nproc-per-node 8 train.py",
         "tritile run --print-env",
     ),
 )
 def run(
     command: Annotated[list[str] | None, typer.Argument(help="The command and its arguments.")] = None,
     kernels: Annotated[
-        str, typer.Option(help="Patterns of kernels' names, with commas. Default: all.")
-    ] = "1",
+        str, typer.Option(help="Patterns of kernels' names, with commas. Default: all, or those of --file.")
+    ] = "",
     mode: Annotated[
-        str, typer.Option(help="tune, cached, strict or off. Default: as TRITILE_MODE says.")
+        str, typer.Option(help="tune, spread, cached, strict or off. Default: as TRITILE_MODE says.")
     ] = "",
     effort: Annotated[str, typer.Option(help="quick or full. Default: within TRITILE_TUNE_BUDGET.")] = "",
     bucket: Annotated[
@@ -53,7 +53,12 @@ def run(
     ] = None,
     table: Annotated[str, typer.Option(help="A table that tritile export --kernel wrote.")] = "",
     file: Annotated[str, typer.Option(help="A TOML file with the arguments of tritile.adopt.")] = "",
-    print_env: Annotated[bool, typer.Option(help="Print what it sets, for a shell or a Dockerfile.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="At its end each process prints what it adopted, to stderr.")
+    ] = False,
+    print_env: Annotated[
+        bool, typer.Option("--print-env", help="Print what it sets, for a shell or a Dockerfile.")
+    ] = False,
 ) -> None:
     """Run a command in which every kernel under triton.autotune is tuned by tritile, source unchanged.
 
@@ -62,11 +67,15 @@ def run(
     comes earlier on PYTHONPATH and does not run this one.
     """
     adopting = {
-        "TRITILE_ADOPT": kernels, "TRITILE_ADOPT_MODE": mode, "TRITILE_ADOPT_EFFORT": effort,
+        "TRITILE_ADOPT": kernels or "1", "TRITILE_ADOPT_MODE": mode, "TRITILE_ADOPT_EFFORT": effort,
         "TRITILE_ADOPT_BUCKETS": ";".join(bucket or []),
         "TRITILE_ADOPT_TABLE": table and str(Path(table).absolute()),
         "TRITILE_ADOPT_FILE": file and str(Path(file).absolute()),
+        "TRITILE_ADOPT_REPORT": "1" if report else "",
     }  # fmt: skip
+    if print_env and command:
+        raise InvalidValueError(f"--print-env runs nothing: leave out {shlex.join(command)}")
+    shared.import_from_here()  # functions of buckets
     sets = environment(adopting, dict(os.environ))
     if print_env:
         for name, value in sets.items():

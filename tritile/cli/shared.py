@@ -420,13 +420,18 @@ def gpu_here(advice: str = "nothing can be measured") -> "Device":
     return device
 
 
+def import_from_here() -> None:
+    """Let modules of the current folder be imported, as `python -m` does."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
 def object_named(where: str, name: str) -> Any:
     """Return what "module:name" names; modules of the current folder count. Raises InvalidValueError."""
     module, colon, rest = name.partition(":")
     if not (module and colon and rest):
         raise InvalidValueError(f"{where} {name!r}: expected module:name, like train:step")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    import_from_here()
     try:
         return pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:

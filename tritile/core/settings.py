@@ -18,7 +18,7 @@ import platformdirs
 
 from tritile.errors import InvalidValueError, StoreWarning, callers_level, did_you_mean
 
-Mode = Literal["cached", "tune", "strict", "off"]
+Mode = Literal["cached", "tune", "spread", "strict", "off"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 Effort = Literal["quick", "full"]
 EFFORTS: Final[tuple[Effort, ...]] = get_args(Effort)
@@ -135,8 +135,8 @@ class _Choosing(contextlib.ContextDecorator):
         self._is_used = True
         tokens: list[Any] = [(each.chosen, each.chosen.set(value)) for each, value in self._choices]
         tokens.append((_IS_CHOSEN, _IS_CHOSEN.set(True)))
-        # Under these modes a graph with torch's own product is as good.
-        if not all(setting is _MODE and value in ("cached", "tune") for setting, value in self._choices):
+        # Under other modes a graph with torch's own product is as good.
+        if not all(setting is _MODE and value not in ("strict", "off") for setting, value in self._choices):
             tokens.append((_BLOCK, _BLOCK.set(_Block())))
         self._tokens.append(tokens)
 
@@ -217,6 +217,10 @@ def mode(name: Mode | None = None, *, backends: str | None = None, fp32: str | N
       tritile's own operations.
     - "tune" does the same, but measures each new problem once, and remembers the result. It is the default of
       kernels decorated with `tritile.autotune`.
+    - "spread" measures kernels decorated with `tritile.autotune`, or adopted, while their calls go on: a new
+      problem runs with the best guess, its configs are measured in other processes, and the fastest then take
+      turns in the program's own calls, at 2% of their time at most. tritile's own operations run as in
+      "cached".
     - "strict" raises `NotTunedError` for a problem that no measurement covers, and `NotCompiledError` before
       Triton would compile a kernel.
     - "off" uses the prediction alone, and does not read what was measured.
@@ -275,14 +279,26 @@ def tune_budget_s(default: float) -> float:
 
     Raises InvalidValueError if the variable holds anything but a positive number.
     """
-    value = os.environ.get("TRITILE_TUNE_BUDGET", str(default))
+    return _positive("TRITILE_TUNE_BUDGET", default, "seconds")
+
+
+def spread_bytes() -> int:
+    """Return the bytes of GPU memory that mode "spread" may take: `TRITILE_SPREAD_MEMORY`, in GiB, else 2.
+
+    Raises InvalidValueError if the variable holds anything but a positive number.
+    """
+    return int(2**30 * min(2.0**30, _positive("TRITILE_SPREAD_MEMORY", 2.0, "GiB")))
+
+
+def _positive(variable: str, default: float, unit: str) -> float:
+    value = os.environ.get(variable, str(default))
     try:
-        seconds = float(value)
+        number = float(value)
     except ValueError:
-        seconds = math.nan
-    if not seconds > 0:
-        raise InvalidValueError(f"TRITILE_TUNE_BUDGET is {value!r}: expected a number of seconds above 0")
-    return seconds
+        number = math.nan
+    if not number > 0:
+        raise InvalidValueError(f"{variable} is {value!r}: expected a number of {unit} above 0")
+    return number
 
 
 def table_path() -> Path | None:

@@ -6,6 +6,7 @@ How `@tritile.autotune` becomes a measured winner:
     decorated     one call: its configs compiled, timed and checked, in processes of their own or in this one
     arguments     checks the decorator's arguments; names configs and values of keys, as the store does
     search        proposes the configs of a space
+    spread        mode "spread": measures a problem while its calls go on
     traced        shows torch.compile the remembered config
     plan          what a call of a decorated kernel would run, and why
     measure       compiles in parallel, and times in processes that may be killed

@@ -20,7 +20,7 @@ from tritile.errors import (
 from tritile.tuner import traced
 from tritile.tuner.adoption import TUNERS, AdoptedKernel, Options, Unchosen, warn
 from tritile.tuner.arguments import DESCRIPTORS
-from tritile.tuner.autotuner import DTYPES, MAX_CACHED, NO_DTYPE, Autotuner, CacheKey, Scope
+from tritile.tuner.autotuner import DTYPES, MAX_CACHED, NO_DTYPE, SPECIAL, Autotuner, CacheKey, Scope
 from tritile.tuner.plan import KernelPlan
 from tritile.tuner.store.claims import Claim
 from tritile.tuner.store.trial import seconds_between
@@ -89,8 +89,8 @@ class Adopted(Autotuner):
         if config is None or config is not written:
             config = self._chosen((mode, gpu), key, config, written, args, kwargs)
         kernel.best_config = config
-        if config.pre_hook is not None or self.interpreted or mode == "strict":
-            return self._launch_special(config, mode, args, kwargs)
+        if config.pre_hook is not None or self.interpreted or mode in SPECIAL:
+            return self._launch_special(config, (mode, gpu), key, args, kwargs)
         return self.fn.run(*args, **kwargs, **config.all_kwargs())
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -126,10 +126,12 @@ class Adopted(Autotuner):
                 del self._cache[key]
         self._guessed.clear()
 
-    def _launch_special(self, config: triton.Config, mode: str, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def _launch_special(
+        self, config: triton.Config, scope: Scope, key: CacheKey, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
         self.kernel.nargs = dict(zip(self.arg_names, args, strict=False))  # for hooks
         try:
-            return super()._launch_special(config, mode, args, kwargs)
+            return super()._launch_special(config, scope, key, args, kwargs)
         finally:
             self.kernel.nargs = None
 

@@ -15,9 +15,10 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -57,13 +58,22 @@ class AdoptedKernel:
         self.saved += saved
 
     def __str__(self) -> str:
-        facts = {
-            f"{self.measured} measured in {self.seconds:.1f} s": self.measured,
-            f"{self.remembered} remembered, which took {self.saved:.0f} s to measure": self.remembered,
-            f"{self.guessed} guessed": self.guessed,
-            f"left to Triton: {self.why}": self.why,
-        }
-        return f"{self.name}: {', '.join(text for text, is_so in facts.items() if is_so)}"
+        facts = []
+        if self.measured:
+            facts.append(f"{_problems(self.measured)} measured now, in {self.seconds:.1f} s")
+        if self.remembered:
+            saved = f", which saved {self.saved:.0f} s" if self.saved >= 0.5 else ""
+            facts.append(f"{_problems(self.remembered)} remembered{saved}")
+        if self.guessed:
+            how = "not measured: a near problem's config, or the first"
+            facts.append(f"{_problems(self.guessed)} guessed ({how})")
+        if self.why:
+            facts.append(f"left to Triton: {self.why}")
+        return f"{self.name}: {'; '.join(facts)}"
+
+
+def _problems(count: int) -> str:
+    return f"{count} problem{'s' * (count != 1)}"
 
 
 @dataclass(frozen=True)
@@ -101,7 +111,12 @@ class Adoption:
         self.release()
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.report), *self._unmatched(), *self._remarks()])
+        lines = [str(row) for row in self.report]
+        if not lines:
+            which = "" if "*" in self.kernels else f" named {', '.join(self.kernels)}"
+            but = f", except {', '.join(self.exclude)}" if self.exclude else ""
+            lines = [f"tritile.adopt: kernels under triton.autotune{which}{but}: none was called so far"]
+        return "\n".join([*lines, *(self._unmatched() if _called else ()), *self._remarks()])
 
     @property
     def report(self) -> list[AdoptedKernel]:
@@ -113,10 +128,22 @@ class Adoption:
         """True if a kernel's name, as `name_of` returns it, matches a pattern and none of `exclude`."""
         return _matches(kernel, self.kernels) and not _matches(kernel, self.exclude)
 
-    def options(self, kernel: str) -> Options:
+    def options(self, kernel: str, keys: Sequence[str]) -> Options:
+        """Return the options of a kernel with this key. Buckets of other arguments do not apply to it.
+
+        Raises InvalidValueError for such a bucket if its pattern has no wildcards, and so names the kernel.
+        """
+        from tritile.errors import InvalidValueError, did_you_mean
+
         buckets: dict[str, Callable[[Any], Any]] = {}
         for pattern, own in self.bucket.items():
-            buckets |= own if _matches(kernel, (pattern,)) else {}
+            if not _matches(kernel, (pattern,)):
+                continue
+            buckets |= {argument: function for argument, function in own.items() if argument in keys}
+            wrong = next((argument for argument in own if argument not in keys), None)
+            if wrong is not None and not _has_wildcards(pattern):
+                what = f"bucket names {wrong!r} of {kernel}{did_you_mean(wrong, keys)}"
+                raise InvalidValueError(f"{what}: expected one of its key, [{', '.join(map(repr, keys))}]")
         references = [f for pattern, f in self.reference.items() if _matches(kernel, (pattern,))]
         reference = next(iter(references), None)
         return Options(self.mode, self.effort, self.table, tuple(sorted(buckets.items())), reference)
@@ -137,14 +164,22 @@ class Adoption:
                 warn(text, UserWarning)
 
     def _unmatched(self) -> Iterator[str]:
-        """Yield a message for each pattern that matched no kernel, with a similar name."""
+        """Yield a message for each pattern that matched no kernel, and each bucket that applied to none."""
         from tritile.errors import did_you_mean
 
-        called = {name: name.rpartition(".")[2] for name in _called}
-        for pattern in dict.fromkeys((*self.kernels, *self.exclude, *self.bucket, *self.reference)):
+        called = dict(_called)
+        for pattern in dict.fromkeys((*self.kernels, *self.bucket, *self.reference)):
             if pattern != "*" and not any(_matches(name, (pattern,)) for name in called):
-                near = did_you_mean(pattern.strip("*").rpartition(".")[2], called.values())
-                yield f"tritile.adopt: no kernel that was called is named {pattern!r}{near}"
+                hint = _similar(pattern, called)
+                yield f"tritile.adopt: no kernel that was called is named {pattern!r}{hint}"
+        for pattern, own in self.bucket.items():
+            named = [keys for name, keys in called.items() if self.names(name) and _matches(name, (pattern,))]
+            known = dict.fromkeys(key for keys in named for key in keys)
+            for argument in own if named and _has_wildcards(pattern) else ():  # else the call raised
+                if argument not in known:
+                    what = f"no kernel that was called and matches {pattern!r} has {argument!r} in its key"
+                    hint = f"their keys hold {', '.join(known) or 'nothing'}{did_you_mean(argument, known)}"
+                    yield f"tritile.adopt: a bucket is unused: {what}; {hint}"
 
     def _remarks(self) -> Iterator[str]:
         if _class is None:
@@ -153,9 +188,10 @@ class Adoption:
             other = getattr(_class.run, "__qualname__", repr(_class.run))
             yield f"{other} stands in for Autotuner.run of Triton: what it does not pass on is not adopted"
         for each in _subclasses(_class):
-            if "run" in vars(each) and not each.__module__.startswith("tritile."):
+            names = getattr(getattr(vars(each).get("run"), "__code__", None), "co_names", ("super",))
+            if "super" not in names and not each.__module__.startswith("tritile."):
                 name = f"{each.__module__}.{each.__qualname__}"
-                yield f"{name} has a run of its own: adopted where it calls super().run"
+                yield f"{name} has a run of its own, without super().run: its kernels are left to Triton"
 
 
 class _State:
@@ -201,7 +237,7 @@ class _State:
 _lock = threading.RLock()
 _adoptions: list[Adoption] = []
 _version = 0  # changes with `_adoptions`
-_called: dict[str, None] = {}  # names of kernels called since the first adoption
+_called: dict[str, dict[str, None]] = {}  # kernels called since the first adoption, and what is in their keys
 TUNERS: "weakref.WeakSet[Adopted]" = weakref.WeakSet()
 _pending: dict[str, str] | None = None  # the environment's adoption, until a kernel is called
 _class: Any = None  # Triton's Autotuner
@@ -234,11 +270,13 @@ def adopt(
     Args:
         kernels: patterns of names, "module.function", in the syntax of `fnmatch`; a pattern may omit the
             module. Default: every kernel.
-        mode: as in `tritile.autotune`: "tune", "cached" (measures nothing), "strict" (an unknown problem
-            raises NotTunedError) or "off". None: that of `tritile.mode` or `TRITILE_MODE`, else "tune".
+        mode: as in `tritile.autotune`: "tune", "spread" (measures while calls go on), "cached" (measures
+            nothing), "strict" (an unknown problem raises NotTunedError) or "off". None: that of
+            `tritile.mode` or `TRITILE_MODE`, else "tune".
         effort: "quick" or "full", as in `tritile.autotune`.
         bucket: functions by names in the kernel's key, as `tritile.autotune` takes them, by pattern:
-            `{"*causal_conv1d*": {"seqlen": triton.next_power_of_2}}`.
+            `{"*causal_conv1d*": {"NB": triton.next_power_of_2}}`. It applies to those kernels of the pattern
+            that have the argument in their key.
         table: a file that `tritile export --kernel` wrote.
         reference: functions that return the right tensors, as `tritile.autotune` takes one, by pattern.
         exclude: patterns of kernels to leave to Triton.
@@ -247,7 +285,8 @@ def adopt(
     does not call `super().run`, and, if a program had replaced `Autotuner.run` before this call, all kernels.
 
     Raises InvalidValueError for an invalid pattern, mode, effort, bucket or reference. A kernel's first call
-    raises it if `bucket` names anything not in the kernel's key, or if two adoptions of the kernel disagree.
+    raises it if `bucket` has the kernel's very name with an argument that is not in its key, or if two
+    adoptions of the kernel disagree.
     """
     from tritile.tuner.adoption_options import adoption_of
 
@@ -255,7 +294,7 @@ def adopt(
 
 
 def adopt_if_requested() -> None:
-    """Adopt what the environment requests; nothing without `TRITILE_ADOPT`. It may be called repeatedly."""
+    """Adopt what the environment requests by `TRITILE_ADOPT` or a file. It may be called repeatedly."""
     import tritile.tuner.startup.sitecustomize  # noqa: F401
 
 
@@ -270,12 +309,14 @@ def warn(text: str, category: type[Warning]) -> None:
 def installed(adoption: Adoption) -> Adoption:
     """Apply an adoption, and return it."""
     from tritile.core.triton_private import Autotuner
+    from tritile.tuner.measure.server import start_early
 
     _take_pending()
     with _lock:
         _adoptions.append(adoption)
         _changed()
         _install(Autotuner)
+    start_early(adoption.mode)
     return adoption
 
 
@@ -285,9 +326,12 @@ def install_later(environ: Mapping[str, str], module: Any) -> None:
     `module` defines Triton's class `Autotuner`; the rest of Triton need not be imported yet.
     """
     global _pending
+    from tritile.tuner.measure.server import start_early
+
     with _lock:
         _pending = {name: value for name, value in environ.items() if name.startswith("TRITILE_ADOPT")}
         _install(module.Autotuner)
+    start_early()
 
 
 def _take_pending() -> None:
@@ -307,9 +351,18 @@ def _take_pending() -> None:
     with _lock:
         _adoptions.insert(0, adoption)
         _changed()
-    import atexit
+    from multiprocessing.util import Finalize  # unlike atexit, forked workers run it too
 
-    atexit.register(lambda: sys.stderr.writelines(f"{text}\n" for text in adoption._unmatched()))
+    Finalize(None, _report, (adoption, pending.get("TRITILE_ADOPT_REPORT", "")), exitpriority=0)
+
+
+def _report(adoption: Adoption, requested: str) -> None:
+    """Write what a process adopted to standard error, if that is requested, else what was misspelt."""
+    if requested.lower() in ("", "0", "false", "off", "no"):
+        lines = [*adoption._unmatched()]
+    else:
+        lines = [f"tritile, process {os.getpid()}:", *(f"  {line}" for line in str(adoption).splitlines())]
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
 
 
 def _changed() -> None:
@@ -419,9 +472,25 @@ def name_of(kernel: Any) -> str:
     return f"{module}.{kernel.base_fn.__qualname__}" if module else str(kernel.base_fn.__qualname__)
 
 
+def _has_wildcards(pattern: str) -> bool:
+    return not set("*?[").isdisjoint(pattern)
+
+
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     """True if a kernel's name, with or without its module, matches one of the patterns."""
     return any(fnmatchcase(name, each) or fnmatchcase(name.rpartition(".")[2], each) for each in patterns)
+
+
+def _similar(pattern: str, called: Collection[str]) -> str:
+    """Return a hint at a kernel, or at the pattern of a module, that a misspelt pattern may mean."""
+    from tritile.errors import did_you_mean
+
+    known = [*called]
+    for name in called:
+        modules, _, own = name.rpartition(".")
+        known += [own, *(f"{module}.*" for module in accumulate(modules.split("."), "{}.{}".format))]
+    text = pattern.strip("*")
+    return did_you_mean(text, known) or did_you_mean(text.rpartition(".")[2], known)
 
 
 def _state_of(kernel: Any) -> _State:
@@ -448,20 +517,16 @@ def _state_of(kernel: Any) -> _State:
 def _adopt(kernel: Any, state: _State, name: str, before: _State | None) -> None:
     """Give a kernel a tuner, or record why it has none."""
     adoptions = [each for each in _adoptions if each.names(name)]
-    _called[name] = None
+    _called[name] = _called.get(name, {}) | dict.fromkeys(kernel.keys)
     if not adoptions:
         return
     from tritile.errors import InvalidValueError, NotTunedError, brief
 
     own = [each for each in adoptions if not each.is_default] or adoptions
-    options = own[-1].options(name)
-    if any(each.options(name) != options for each in own):
+    options = own[-1].options(name, kernel.keys)
+    if any(each.options(name, kernel.keys) != options for each in own):
         advice = "release the first, or exclude it there"
         raise InvalidValueError(f"two adoptions disagree about {name}: {advice}")
-    for argument, _ in options.bucket:
-        if argument not in kernel.keys:
-            key = ", ".join(map(repr, kernel.keys))
-            raise InvalidValueError(f"bucket names {argument!r} of {name}: expected one of its key, [{key}]")
     if options.mode is None and adoptions[0].is_default:  # set by whoever runs the program
         options = replace(options, mode=adoptions[0].mode)
     state.record = record = own[-1]._report.setdefault(name, AdoptedKernel(name))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tritile.core.settings import EFFORTS, MODES
-from tritile.errors import InvalidValueError, brief
+from tritile.errors import InvalidValueError, brief, did_you_mean
 from tritile.tuner.adoption import Adoption
 
 _NAMES: Final = ("kernels", "exclude", "mode", "effort", "table", "bucket", "reference")
@@ -27,9 +27,11 @@ def adoption_of(
         isinstance(own, Mapping) and all(map(callable, own.values())) for own in bucket.values()
     )
     if not is_bucket:
-        raise InvalidValueError(f"bucket is {bucket!r}: expected functions by name, by pattern of kernels")
+        example = "functions by pattern and argument, as {'*conv*': {'n': triton.next_power_of_2}}"
+        raise InvalidValueError(f"bucket is {bucket!r}: expected {example}")
     if not isinstance(reference, Mapping) or not all(map(callable, reference.values())):
-        raise InvalidValueError(f"reference is {reference!r}: expected functions by pattern of kernels")
+        example = "functions by pattern, as {'*softmax*': function}"
+        raise InvalidValueError(f"reference is {reference!r}: expected {example}")
     if table is not None and not isinstance(table, str | Path):
         raise InvalidValueError(f"table is {table!r}: expected the path of a file")
     for name, patterns in (("bucket", bucket), ("reference", reference)):
@@ -52,15 +54,17 @@ def of_environment(environ: Mapping[str, str]) -> Adoption:
     a semicolon-separated list of PATTERN:ARGUMENT=FUNCTION, where a function is module:name or a name in
     Triton. `TRITILE_ADOPT_FILE` is a TOML file with the arguments of `adopt`; the variables override it.
 
-    Raises InvalidValueError, naming the variable, for anything else.
+    Raises InvalidValueError for anything else; what is wrong in a file with the file's path.
     """
     named: dict[str, Any] = {}
     if path := environ.get("TRITILE_ADOPT_FILE"):
         try:
             named = _of_file(Path(path))
+            adoption_of(**named)
         except (OSError, ValueError) as error:
-            raise InvalidValueError(f"TRITILE_ADOPT_FILE is {path!r}: {error}") from error
-    kernels = environ.get("TRITILE_ADOPT", "1")
+            why = getattr(error, "strerror", None) or error
+            raise InvalidValueError(f"cannot take options from {path}: {why}") from error
+    kernels = environ.get("TRITILE_ADOPT") or "1"
     if kernels.lower() not in _ALL:
         named["kernels"] = [each.strip() for each in kernels.split(",") if each.strip()]
     for name, variable in (
@@ -80,12 +84,14 @@ def _of_file(path: Path) -> dict[str, Any]:
     """
     named = tomllib.loads(path.read_text(encoding="utf-8"))
     if unknown := [name for name in named if name not in _NAMES]:
-        raise InvalidValueError(f"{', '.join(map(repr, unknown))}: expected {', '.join(_NAMES)}")
+        what = f"unknown {', '.join(map(repr, unknown))}{did_you_mean(unknown[0], _NAMES)}"
+        raise InvalidValueError(f"{what}: expected {', '.join(_NAMES)}")
     for name, own in (("bucket", named.get("bucket", {})), ("reference", named.get("reference", {}))):
         if not isinstance(own, dict) or (
             name == "bucket" and not all(isinstance(each, dict) for each in own.values())
         ):
-            raise InvalidValueError(f"{name} is {own!r}: expected a table by pattern of kernels")
+            form = '[bucket."PATTERN"]' if name == "bucket" else "[reference]"
+            raise InvalidValueError(f"{name} is {own!r}: expected a table, {form}")
     for pattern, functions in named.get("bucket", {}).items():
         named["bucket"][pattern] = {argument: function_named(name) for argument, name in functions.items()}
     for pattern, name in named.get("reference", {}).items():
@@ -109,7 +115,9 @@ def _buckets(text: str) -> dict[str, dict[str, Callable[[Any], Any]]]:
 
 def function_named(text: Any) -> Callable[[Any], Any]:
     """Return the function module:name, or the one of this name in Triton. Raises InvalidValueError."""
-    module, _, name = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    if not isinstance(text, str):
+        raise InvalidValueError(f"function {text!r}: expected module:name, or a name of Triton's, as text")
+    module, _, name = text.rpartition(":")
     try:
         function = getattr(import_module(module or "triton"), name)
     except Exception as error:  # a module may raise anything as it is imported

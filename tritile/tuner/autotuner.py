@@ -44,6 +44,7 @@ from tritile.tuner.decorated import KernelCall, measured_config, notify
 from tritile.tuner.measure.timing import do_bench as default_bench
 from tritile.tuner.plan import KernelPlan
 from tritile.tuner.search import Space
+from tritile.tuner.spread import Spread
 from tritile.tuner.store.claims import RETRY_S
 from tritile.tuner.store.tables import kernel_problem, kernel_tables
 from tritile.tuner.store.trial import rank
@@ -52,6 +53,7 @@ from tritile.tuner.store.trials import store_of
 MAX_CACHED: Final = 4096  # configs cached in the process, per kernel, mode and GPU
 _MAX_WARNINGS: Final = 256  # of unmeasured problems: Python keeps the text of each
 _MANY_VALUES: Final = 8  # tuned values of one number in the key, above which a warning suggests a bucket
+SPECIAL: Final = ("spread", "strict")  # modes in which a call does more than launch
 _OPENING: Final = 8  # configs of a space to choose among if nothing can be timed
 _NEIGHBOURS: Final = 8  # nearest measured problems to look up
 NO_DTYPE: Final = SCALARS | {float, JITFunction, FunctionType}  # classes whose values have no dtype
@@ -85,6 +87,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     nargs: Any = None
     bench_time = 0.0
     measures_on_taken_gpu = True  # in this process, where the GPU has no room for another
+    measures_here = True  # in this process, where no other can
 
     def __init__(
         self, fn: Any, configs: list[triton.Config] | Space, key: list[str], *, mode: Mode | None,
@@ -100,6 +103,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self._scope: Scope | None = None  # of the latest call
         self._caches: dict[Scope | None, Memo[CacheKey, triton.Config]] = {}
         self._held = Memo[tuple[Scope, CacheKey], tuple[triton.Config, float]](MAX_CACHED)  # until when
+        self._spreads = Memo[tuple[Scope, CacheKey], Spread](MAX_CACHED)  # under way, in mode "spread"
         self._compiled = Memo[Any, bool](MAX_CACHED)  # calls in mode "strict" with a loaded kernel
         super().__init__(
             fn, fn.arg_names, [configs.opening(1)[0].to_triton()] if isinstance(configs, Space) else configs,
@@ -135,6 +139,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch with the cached config, or the one that `choose` returns; `kernel[grid](...)` calls this."""
         mode = self.mode or requested_mode() or "tune"
+        scope, key = (mode, -1), ()
         if self._is_fixed and len(self._configs) == 1:
             config = self._configs[0]
         else:
@@ -148,23 +153,32 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                 config = self._on_miss(scope, cache, key, args, kwargs)
         self.best_config = config
         try:
-            if config.pre_hook is not None or self.interpreted or mode == "strict":
-                return self._launch_special(config, mode, args, kwargs)
+            if config.pre_hook is not None or self.interpreted or mode in SPECIAL:
+                return self._launch_special(config, scope, key, args, kwargs)
             return self.fn.run(*args, **kwargs, **config.all_kwargs())
         except TypeError:
             # Does the config set the same argument?
             arguments.check_conflicts(self.base_fn, self.space or self._configs, args, kwargs)
             raise
 
-    def _launch_special(self, config: triton.Config, mode: str, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Launch after the config's hook, in the interpreter, or in mode "strict", which must not compile."""
+    def _launch_special(
+        self, config: triton.Config, scope: Scope, key: CacheKey, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Launch after the config's hook, in the interpreter, or in a mode that does more than launch."""
+        spread = self._spreads.get((scope, key)) if scope[0] == "spread" else None
+        if spread is not None:
+            return spread.launch(
+                args,
+                kwargs,
+                lambda config: self._launch_special(config, ("cached", scope[1]), key, args, kwargs),
+            )
         options = config.all_kwargs()
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
         if self.interpreted:
             with interpreter_lock:
                 return self.fn.run(*args, **kwargs, **options)
-        if mode == "strict":
+        if scope[0] == "strict":
             return self._launch_strict(args, kwargs, config)
         return self.fn.run(*args, **kwargs, **options)
 
@@ -224,6 +238,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             if plan.tentative:
                 self._held[scope, key] = plan.config, monotonic() + RETRY_S
             elif not captured:
+                if scope[0] == "spread" and plan.source not in ("exact", "table"):
+                    self._spread(scope, cache, key, plan)
                 cache[key] = plan.config
             return plan.config
 
@@ -233,6 +249,18 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         if scope[0] != "tune" or captured:
             return choose()
         return once((id(self), scope, key), lambda: cache.get(key) or choose())
+
+    def _spread(
+        self, scope: Scope, cache: Memo[CacheKey, triton.Config], key: CacheKey, plan: KernelPlan
+    ) -> None:
+        """Have a problem measured in the course of its calls, if it can be measured in another process."""
+
+        def on_end() -> None:
+            self._spreads.pop((scope, key), None)
+            cache.pop(key, None)  # the next call finds what was measured
+
+        if self.isolate and plan.device != HOST:
+            self._spreads[scope, key] = Spread(self, plan.config, on_end)
 
     def _launch_strict(self, args: Sequence[Any], kwargs: Any, config: triton.Config) -> Any:
         """Launch a kernel that is compiled. Raises NotCompiledError, before any launch, if it is not."""
@@ -261,7 +289,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     def forget(self) -> None:
         """Drop the configs chosen in this process; measurements stay in the store."""
-        for cache in [*self._caches.values(), self._held, self._compiled]:
+        for cache in [*self._caches.values(), self._held, self._spreads, self._compiled]:
             cache.clear()
 
     # How the store identifies a call.
@@ -372,7 +400,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             if plan.source in ("exact", "table") and not tentative:
                 notify(self, call, plan.config, {plan.config: [(plan.us or 0.0) / 1e3] * 3})
             is_guess = plan.source == "model" and self.perf_model is None and not fixed
-            if is_guess and measurable and mode != "off" and not tentative:
+            if is_guess and measurable and mode not in ("off", "spread") and not tentative:
                 self.warn_untuned(call.problem, call.device)
         log(
             "plan", logging.INFO, problem=call.problem.label, config=str(arguments.identity(plan.config)),
@@ -536,7 +564,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     def __copy__(self) -> Self:
         """Copy the tuner, so that other configs and another mode can be set on the copy."""
         copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__, _caches={})
+        copied.__dict__.update(self.__dict__, _caches={}, _held=Memo(MAX_CACHED), _spreads=Memo(MAX_CACHED))
         copied.early_config_prune = self._early
         _TUNERS[id(copied)] = copied
         return copied

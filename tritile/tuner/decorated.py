@@ -13,6 +13,7 @@ import math
 import re
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from tritile.core.log import log
 from tritile.core.problem import KernelProblem
 from tritile.core.settings import tune_budget_s
 from tritile.core.threads import interpreter_lock
-from tritile.core.triton_private import autotuning_listener, handles_of, time_config
+from tritile.core.triton_private import autotuning_listener, handles_of, read_own_files, time_config
 from tritile.errors import (
     GpuTakenError,
     InvalidValueError,
@@ -58,7 +59,7 @@ from tritile.tuner.measure.outputs import (
     unwritten,
 )
 from tritile.tuner.measure.shipping import HUGE, NUMBERS, GuardedMemory, Shipment, StandIn, are_mapped, unpack
-from tritile.tuner.measure.timing import Eager, Run, Timing, copies_for, graph_of
+from tritile.tuner.measure.timing import Eager, Least, Run, Timing, copies_for, graph_of
 from tritile.tuner.measure.workers import PoolRunner, WorkerError, shared_runner
 from tritile.tuner.search import Listed, Space
 from tritile.tuner.store.claims import Claim
@@ -75,6 +76,7 @@ _MAX_CONFIGS: Final = 96  # that a search tries of a space
 _QUICK_CONFIGS: Final = 8  # that a search of effort "quick" tries, within
 _QUICK_S: Final = 2.0  # seconds
 _LEAST_US: Final = 1e-6
+_COPIES_BESIDE: Final = 2  # of a call beside a program: few, to take little of its time on the GPU
 _NO_ROOM: Final = re.compile(r"out of memory|\bbusy\b")  # busy: in the mode EXCLUSIVE_PROCESS
 _MAX_REASON: Final = 500  # characters of a message about a wrong answer
 
@@ -101,6 +103,7 @@ class KernelCall:
     reference: Callable[..., Mapping[str, torch.Tensor]] | None = None
     tolerance: float | None = None
     keeps_inputs: bool = False  # arguments that the reference takes but does not return must not change
+    is_beside: bool = False  # the program uses the GPU while the call is measured
 
     @property
     def named(self) -> Named:
@@ -396,6 +399,7 @@ class TunableKernel:
     device: Device
     source: str
     shipment: Shipment = field(default_factory=Shipment)  # empty if measured in this process
+    is_beside: bool = False  # another program uses the GPU meanwhile
 
     def digest(self, config: Config) -> str:
         return self.source
@@ -406,7 +410,8 @@ class TunableKernel:
 
     @property
     def copies(self) -> int:
-        return copies_for(self.shipment.bytes, self.device.l2_bytes)
+        copies = copies_for(self.shipment.bytes, self.device.l2_bytes)
+        return min(copies, _COPIES_BESIDE) if self.is_beside else copies
 
     def harness(self, copies: int) -> Harness:
         return _Harness(self, copies)
@@ -414,7 +419,7 @@ class TunableKernel:
 
 class _Harness:
     def __init__(self, tunable: TunableKernel, copies: int) -> None:
-        self._shipment = tunable.shipment
+        self._shipment, self._is_beside = tunable.shipment, tunable.is_beside
         self._where = "cpu" if tunable.device == HOST else "cuda"
         contents = torch.load(self._shipment.file, weights_only=True)
         self._pristine = GuardedMemory(self._shipment.blocks, contents, self._where)
@@ -444,7 +449,8 @@ class _Harness:
     def timed(self, config: Config, run: Run) -> Eager:
         if config == REFERENCE:
             return graph_of(run, self.calls)
-        return graph_of(run, self.calls, functools.partial(self._before, config))
+        timer = graph_of(run, self.calls, functools.partial(self._before, config))
+        return Least(timer) if self._is_beside else timer
 
     def _before(self, config: Config) -> None:
         for call in self.calls:
@@ -466,12 +472,14 @@ def shipped(call: KernelCall) -> Iterator[tuple[PoolRunner, TunableKernel]]:
     """
     tensors = (tensor for value in call.named.values() for tensor in tensors_of(value) if tensor.is_cuda)
     gpu = next((tensor.get_device() for tensor in tensors), torch.cuda.current_device())
+    # The launch after the search needs it: Triton hashes hundreds of megabytes, once.
+    threading.Thread(target=read_own_files, daemon=True).start()
     with (  # the runner starts, in seconds, while the memory is packed
         shared_runner(gpu) as runner,
         tempfile.TemporaryDirectory(prefix="tritile-") as folder,
     ):
         shipment = shipping.pack(call, Path(folder), torch.cuda.mem_get_info(gpu)[0] // 3)
-        yield runner, TunableKernel(call.problem, call.device, call.source, shipment)
+        yield runner, TunableKernel(call.problem, call.device, call.source, shipment, call.is_beside)
 
 
 def tune_in_workers(
@@ -611,6 +619,8 @@ class _Tuning:
             if isinstance(error, GpuTakenError) and not self.tuner.measures_on_taken_gpu:
                 raise
             why = str(error)
+        if not self.tuner.measures_here:
+            raise UnsupportedError(why)
         text = f"{self.call.problem.label} is measured in this process, which a config may crash: {why}"
         warnings.warn(text, IsolationWarning, stacklevel=callers_level())
         return False

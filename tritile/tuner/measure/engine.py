@@ -4,6 +4,7 @@ Several problems are in flight: while one is measured, others compile. Each tria
 measured, so a tuner that is stopped at any moment resumes where it was.
 """
 
+import itertools
 import logging
 import math
 import time
@@ -44,8 +45,9 @@ class Rules:
     """How a search proceeds; the defaults are those of every search.
 
     `exhaustive`: try every config. Otherwise `search.screening` proposes configs, until the next batch
-    promises too little gain or `most` configs were tried. `batch`: configs to compile at a time. `problem_s`:
-    seconds to spend on a problem before the final race.
+    promises too little gain or `most` configs were tried. `batch`: configs to compile at a time. `checked`:
+    how many of the fastest must have right answers. `problem_s`: seconds to spend on a problem before the
+    final race.
 
     `by_trials`: pick the winner by the times in its stored trials, with `store.trial.rank`, so that a later
     process, which has only the trials, picks the same config. Otherwise the winner is that of the race, in
@@ -54,6 +56,7 @@ class Rules:
 
     exhaustive: bool = False
     batch: int = 16
+    checked: int = 1
     problem_s: float = 15.0
     most: int | None = None
     by_trials: bool = False
@@ -214,7 +217,8 @@ class _Search:
 
     def _outcome(self) -> Tuned:
         """Race the fastest configs, and choose the first whose answer is right."""
-        winner = next(filter(None, map(self._check, self._rank())), None)
+        right = filter(None, map(self._check, self._rank()))
+        winner = next(iter([*itertools.islice(right, self.rules.checked)]), None)
         self.runner.end(self.tunable)
         texts = {trial.failure for trial in self.trials.values() if trial.failure}
         reasons = "; ".join(sorted(texts)[:4]) or "none was tried"

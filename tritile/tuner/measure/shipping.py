@@ -272,6 +272,31 @@ def guarded(value: Any, pattern: int = _PATTERN, *, device: str = "cpu") -> "tup
     return unpack(shipment, memory.tensor), memory
 
 
+def duplicate(value: Any, most_bytes: int) -> Any:
+    """Return a copy of a value with its GPU tensors copied, in the order of the current stream.
+
+    Raises like `pack`.
+    """
+    shipment, storages = _pickled(value, host_too=False)
+    if shipment.bytes > most_bytes:
+        raise GpuTakenError(f"its tensors take more than {most_bytes} bytes of memory", for_all=False)
+    wholes = []
+    for block, storage in zip(shipment.blocks, storages, strict=True):
+        ahead = block.start % _ALIGNMENT
+        whole = torch.empty(ahead + block.size, dtype=torch.uint8, device=storage[0].device)
+        whole[ahead:] = _bytes_of(*storage)
+        wholes.append(whole)
+
+    def tensor_of(place: Place) -> torch.Tensor:
+        block, whole = shipment.blocks[place.storage], wholes[place.storage]
+        dtype = getattr(torch, place.dtype)
+        start = (block.start % _ALIGNMENT + place.offset - block.start) // dtype.itemsize
+        tensor = torch.empty(0, dtype=dtype, device=whole.device)
+        return tensor.set_(whole.untyped_storage(), start, place.shape, place.strides)
+
+    return unpack(shipment, tensor_of)
+
+
 class _Unpacker(pickle.Unpickler):
     def __init__(self, data: bytes, tensor_of: Callable[[Place], Any]) -> None:
         super().__init__(io.BytesIO(data))

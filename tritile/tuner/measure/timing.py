@@ -25,6 +25,7 @@ K = TypeVar("K")
 Run = Callable[[Any], object]  # launches a config on one copy of a call
 _WARMUP_MS, _REPEAT_MS = 5, 25  # of `do_bench`
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40  # of a race
+_LEAST_OF = 2  # times on a shared GPU
 _FAR_BEHIND = 3.0  # slowdown beyond which one replay is enough
 _MAX_COPIES = 400
 _TIED = 1.01  # slowdown up to which noise may explain the difference
@@ -196,6 +197,19 @@ def graph_of(run: Run, calls: Sequence[Any], before: Callable[[], object] = lamb
     except RuntimeError:
         torch.cuda.synchronize()  # raises again where the GPU, not the capture, is at fault
         return Eager(run, calls, before)
+
+
+class Least(Eager):
+    """Times by another timer on a GPU that others use: the least of several times.
+
+    Processes take turns on a GPU, of milliseconds each, so most times include somebody else's turn.
+    """
+
+    def __init__(self, timer: Eager) -> None:
+        self._timer, self.launches = timer, timer.launches
+
+    def time_us(self) -> float:
+        return min(self._timer.time_us() for _ in range(_LEAST_OF))
 
 
 def screen_us(timer: Eager, fastest_us: float = math.inf) -> Timing:

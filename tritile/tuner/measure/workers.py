@@ -12,13 +12,11 @@ import contextlib
 import ctypes
 import heapq
 import itertools
-import json
 import math
 import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, Final, NoReturn, Self
 
 import cloudpickle
@@ -35,11 +34,12 @@ import torch
 from tritile.core.config import Config
 from tritile.core.triton_private import read_own_files
 from tritile.errors import TritileError, TuningError, brief
-from tritile.tuner.measure import benchmark
+from tritile.tuner.measure import benchmark, server
 from tritile.tuner.measure.benchmark import ScreenResult, Tunable
 
 COMPILE_LIMIT_S = 120.0
 _START_S: Final = 120.0  # to import torch on a busy machine
+_UNUSED_S: Final = 600.0  # until a server that was started early, and not needed, ends
 _BEGIN_S: Final = 300.0  # to initialize the GPU and make operands
 _RACE_S: Final = 120.0
 _GRACE_S: Final = 1.0  # to let a process end by itself
@@ -51,11 +51,6 @@ _MAX_SCREENED: Final = 2000  # configs per measuring process, for the same reaso
 _RETRIES: Final = 2  # of a request whose process was killed from outside
 _MAX_ANSWER: Final = 1 << 28  # bytes
 _PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
-_PROGRAM: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
-    "from tritile.tuner.measure.workers import Connection, serve; "
-    "serve(Connection(int(sys.argv[1])), int(sys.argv[2]))"
-)
 
 
 class WorkerError(TuningError):
@@ -174,20 +169,56 @@ class _Worker:
         return self._process.exitcode
 
 
-def serve(caller: Connection, compilers: int) -> NoReturn:
+@dataclass(frozen=True)
+class CallerState:
+    """How many processes compile, and what the server and its workers share with the caller.
+
+    A server that was started early needs it, as the program may have changed any of it meanwhile.
+    """
+
+    compilers: int
+    path: list[str]
+    environment: dict[str, str]
+    folder: str
+
+    @classmethod
+    def of_caller(cls, compilers: int) -> Self:
+        try:
+            folder = str(Path.cwd())
+        except OSError:  # it was deleted
+            folder = "/"
+        return cls(compilers, [*map(str, sys.path)], server.environment(), folder)
+
+    def apply(self) -> None:
+        sys.path[:] = self.path
+        os.environ.clear()
+        os.environ.update(self.environment)
+        with contextlib.suppress(OSError):
+            os.chdir(self.folder)
+
+
+def serve(caller: Connection) -> NoReturn:
     """Server loop: hand the caller's requests to workers, the most urgent first, until the caller exits.
 
-    The caller sends requests, the numbers of cancelled requests, and None to stop.
+    The caller sends its `CallerState`, then requests, the numbers of cancelled requests, and None to stop.
     """
     read_own_files()  # Triton hashes hundreds of megabytes: once, before any fork
+    try:
+        caller.send(None)  # ready
+        if not caller.poll(_UNUSED_S):
+            os._exit(0)
+        state: CallerState = caller.recv()
+    except (EOFError, ConnectionError):
+        os._exit(0)
+    state.apply()
     waiting: dict[bool, list[_Request]] = {True: [], False: []}  # by `measures`
     workers: list[_Worker] = []
-    caller.send(None)  # ready
     while True:
         for measures, queue in waiting.items():
             of_kind = [worker for worker in workers if worker.measures == measures]
             idle = [worker for worker in of_kind if worker.request is None]
-            for _ in range(min(len(queue), (1 if measures else compilers) - len(of_kind) + len(idle))):
+            most = 1 if measures else state.compilers
+            for _ in range(min(len(queue), most - len(of_kind) + len(idle))):
                 if not idle:
                     idle.append(_Worker(measures, [caller, *(worker.connection for worker in workers)]))
                     workers.append(idle[0])
@@ -271,28 +302,18 @@ class WorkerPool:
         """Start the server, which takes seconds, unless it is running. Raises TuningError if that fails."""
         with self._lock:
             if self._connection is None:
-                ours, theirs = multiprocessing.Pipe()
                 try:
-                    with theirs:
-                        self._server = self._started(theirs)
+                    self._server, number = self._started()
                 except OSError as error:
                     raise TuningError(f"no process can be started: {brief(error)}") from error
-                self._connection, arguments = ours, (self._server, ours)
+                self._connection = Connection(number)
+                arguments = self._server, self._connection
+                with contextlib.suppress(OSError):  # it ended, as `_read` will find
+                    self._connection.send(CallerState.of_caller(self._compilers))
                 self._reader = threading.Thread(target=self._read, args=arguments, daemon=True)
                 self._reader.start()
 
-    def _started(self, theirs: Connection) -> Any:
-        number, path = theirs.fileno(), json.dumps([str(folder) for folder in sys.path])
-        return subprocess.Popen(
-            # -P: else a json.py in the current folder would be imported before sys.path is set.
-            [sys.executable, "-P", "-c", _PROGRAM, str(number), str(self._compilers), path],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # where Triton prints the assembly if ptxas fails
-            pass_fds=(number,),
-            process_group=0,  # a terminal's signals go to the caller alone
-            # No log: the last line on stderr is to say why a process died. No adoption of kernels either.
-            env={n: v for n, v in os.environ.items() if not n.startswith(("TRITILE_LOG", "TRITILE_ADOPT"))},
-        )
+    _started = staticmethod(server.take)
 
     def _request(self, future: Future[Any], request: _Request) -> None:
         self._pending[request.number] = future, request

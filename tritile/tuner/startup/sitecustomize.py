@@ -2,7 +2,7 @@
 
 Every Python that a command starts runs this file first, even one of another version or without tritile. So it
 parses on any Python 3, imports nothing, and does nothing until Triton's autotuner is imported. `tritile`
-itself imports it if TRITILE_ADOPT is set.
+itself imports it if TRITILE_ADOPT or TRITILE_ADOPT_FILE is set.
 """
 
 import os  # which every Python has imported by now
@@ -15,7 +15,6 @@ def _adopt(module):
     """Adopt what the environment requests; `module` is Triton's autotuner, just imported."""
     from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
-    name = "tritile.tuner.adoption"
     tuner = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     package = find_spec("tritile")
     ours = os.path.join(os.path.dirname(tuner), "__init__.py")
@@ -25,15 +24,17 @@ def _adopt(module):
         sys.stderr.write("tritile: no kernel is adopted: tritile run is of %s, and import tritile finds %s\n"
                          % (ours, package.origin))  # fmt: skip
         return
-    if name not in sys.modules:  # by its file: the package imports torch, and no kernel may ever run
-        spec = spec_from_file_location(name, os.path.join(tuner, "adoption.py"))
-        adoption = module_from_spec(spec)
-        sys.modules[name] = adoption
-        try:
-            spec.loader.exec_module(adoption)
-        except Exception:  # a Python that tritile does not run on
-            del sys.modules[name]
-            return
+    # By their files: the package imports torch, and no kernel may ever run.
+    for name in ("tritile.tuner.measure.server", "tritile.tuner.adoption"):
+        if name not in sys.modules:
+            path = os.path.join(os.path.dirname(ours), *name.split(".")[1:]) + ".py"
+            spec = spec_from_file_location(name, path)
+            sys.modules[name] = module_from_spec(spec)
+            try:
+                spec.loader.exec_module(sys.modules[name])
+            except Exception:  # a Python that tritile does not run on
+                del sys.modules[name]
+                return
     if hasattr(module, "Autotuner"):
         sys.modules[name].install_later(os.environ, module)
 
@@ -89,7 +90,8 @@ def _chain():
 
 if not hasattr(sys, "_tritile_adopts"):  # another sitecustomize may chain too, and come back here
     sys._tritile_adopts = True
-    if os.environ.get("TRITILE_ADOPT", "").lower() not in ("", "0", "false", "off", "no"):
+    _wanted = os.environ.get("TRITILE_ADOPT") or os.environ.get("TRITILE_ADOPT_FILE", "")
+    if _wanted.lower() not in ("", "0", "false", "off", "no"):
         for _path in ("TRITILE_ADOPT_FILE", "TRITILE_ADOPT_TABLE"):
             if os.environ.get(_path):  # before the program goes to another folder
                 os.environ[_path] = os.path.abspath(os.environ[_path])

@@ -1,0 +1,234 @@
+"""Mode "spread": no call of a decorated kernel waits while its configs are measured.
+
+A call that was never measured runs at once, with the best guess. A thread has the configs measured meanwhile,
+on a copy of the call's memory, in the worker processes. The fastest few, each checked, then take turns with
+the guess in the program's own calls, between two events that nobody waits for, until one is clearly the
+fastest. It is stored, and runs from then on.
+
+Turns that are slower than the guess may add 2% to the time of the calls so far.
+"""
+
+import functools
+import logging
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import triton
+
+from tritile.core.config import Config
+from tritile.core.log import log
+from tritile.core.settings import spread_bytes
+from tritile.core.triton_private import handles_of
+from tritile.errors import UntunedWarning, brief
+from tritile.tuner.arguments import tensors_of
+from tritile.tuner.decorated import KernelCall, measured_config, rules_of
+from tritile.tuner.measure.engine import now
+from tritile.tuner.measure.shipping import duplicate
+from tritile.tuner.measure.timing import rank_raced, slower, timing_of
+from tritile.tuner.store.trial import Trial, rank
+from tritile.tuner.store.trials import store_of
+
+if TYPE_CHECKING:
+    from tritile.tuner.autotuner import Autotuner
+
+_CANDIDATES: Final = 3  # configs that take turns with the guess
+_CLOSE: Final = 1.15  # slowdown in the workers, beside the fastest, up to which a config is one of them
+_ADDED: Final = 0.02  # of the time of the calls so far
+_TIMED_US: Final = 30.0  # of shorter launches events time the host: what the workers measured decides
+_FAR_BEHIND: Final = 2.0  # slowdown beside the guess, in its first turns, at which a config gets no more
+_FEWEST_TURNS, _MOST_TURNS = 5, 40  # of each config
+_COPIES: Final = 4  # of a call's memory on the GPU while it is measured, at least
+
+
+@dataclass(eq=False)
+class _Runner:
+    """A config that takes turns; `us` are its times in the program's calls, in the order of its turns."""
+
+    config: triton.Config
+    trial: Trial
+    us: list[float] = field(default_factory=list)
+    turns: int = 0
+    is_out: bool = False  # clearly slower than another
+
+    @property
+    def expected_us(self) -> float:
+        return statistics.median(self.us) if self.us else self.trial.time
+
+
+@functools.cache
+def _gate(gpu: int) -> threading.Lock:
+    """The lock of a search: one problem at a time has copies in a GPU's memory."""
+    return threading.Lock()
+
+
+def _load(call: KernelCall, config: triton.Config) -> None:
+    """Load a compiled kernel, so that no call of the program waits for it."""
+    handles_of(call.launch(config, warmup=True))
+
+
+class Spread:
+    """The search for one problem, step by step in the program's calls; `guess` runs until it is over.
+
+    `on_end` is called once a measured config is stored.
+    """
+
+    def __init__(self, tuner: "Autotuner", guess: triton.Config, on_end: Callable[[], object]) -> None:
+        self.tuner, self.guess, self._on_end = tuner, guess, on_end
+        self._lock = threading.Lock()
+        self._searched = self._over = False
+        self._calls, self._added_us = 0, 0.0
+        self._runners: list[_Runner] = []  # the guess is the last
+        self._pending: deque[tuple[_Runner, torch.cuda.Event, torch.cuda.Event, float]] = deque()
+        self._call: KernelCall | None = None
+
+    def launch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[..., Any]) -> Any:
+        """Make one call, by `run(config)`, with the guess or with the config whose turn it is."""
+        self._calls += 1
+        if self._over or torch.cuda.is_current_stream_capturing() or not self._lock.acquire(blocking=False):
+            return run(self.guess)
+        try:
+            if not self._searched:
+                self._search(args, kwargs)
+            runner = self._next() if self._runners else None
+            return run(self.guess) if runner is None else self._take_turn(runner, run)
+        finally:
+            self._lock.release()
+
+    # In a thread.
+
+    def _search(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Begin to measure, on a copy of this call's memory, unless another problem is being measured."""
+        call = self.tuner.call(args, kwargs)
+        gpu = next(t.get_device() for v in call.tensors.values() for t in tensors_of(v) if t.is_cuda)
+        gate = _gate(gpu)
+        if not gate.acquire(blocking=False):
+            return
+        self._searched = True
+        try:
+            tensors = duplicate(call.tensors, spread_bytes() // _COPIES)
+            copied = replace(call.having(tensors), is_beside=True)
+            ready = torch.cuda.Event()
+            ready.record()
+            threading.Thread(target=self._measure, args=(copied, gpu, ready), daemon=True).start()
+        except Exception as error:
+            gate.release()
+            self._give_up(error)
+
+    def _measure(self, call: KernelCall, gpu: int, ready: torch.cuda.Event) -> None:
+        try:
+            torch.cuda.set_device(gpu)  # of this thread
+            ready.synchronize()
+            tuner = self.tuner.with_arguments(call.args)
+            tuner.measures_here = False
+            rules = replace(rules_of(tuner), checked=_CANDIDATES)
+            with torch.cuda.stream(torch.cuda.Stream(gpu)):  # the default one waits for the program's work
+                measured_config(tuner, call, rules)
+            self._choose_runners(call)
+        except Exception as error:  # whatever it is, the program goes on with the guess
+            self._give_up(error)
+        finally:
+            _gate(gpu).release()
+
+    def _give_up(self, error: Exception) -> None:
+        self._over = True
+        name = self.tuner.base_fn.__qualname__
+        self.tuner._warn(f"{name} stays with a guess, which was not measured: {brief(error)}", UntunedWarning)
+
+    def _choose_runners(self, call: KernelCall) -> None:
+        trials = store_of(call.device).trials(call.source, call.problem)
+        ranked = sorted((t for t in trials if t.works and t.config in call.configs), key=rank)
+        guessed = next((t for t in ranked if call.config(t.config) == self.guess), None)
+        if guessed is not None and call.reference is not None and not guessed.right:
+            guessed = None  # its answer was not checked
+        limit = _CLOSE * ranked[0].time
+        close = [trial for trial in ranked[:_CANDIDATES] if trial.time <= limit and trial is not guessed]
+        if guessed is None or not close or ranked[0].time < _TIMED_US:
+            self._end(call)
+            return
+        self._call = call.having(dict.fromkeys(call.tensors))  # without the copies
+        runners = [_Runner(call.config(trial.config), trial) for trial in (*close, guessed)]
+        for runner in runners:
+            _load(call, runner.config)
+        self._runners = runners
+
+    # In calls.
+
+    def _next(self) -> _Runner | None:
+        """Return the config whose turn it is; None if a slower one has to wait, or all is over."""
+        self._collect()
+        left = [runner for runner in self._runners if not runner.is_out]
+        if self._over or not left:
+            return None
+        guess, runner = self._runners[-1], min(left, key=lambda runner: runner.turns)
+        added = max(0.0, runner.expected_us - guess.expected_us)
+        if runner.turns >= _MOST_TURNS or self._added_us + added > _ADDED * self._calls * guess.expected_us:
+            return None
+        return runner
+
+    def _take_turn(self, runner: _Runner, run: Callable[..., Any]) -> Any:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        try:
+            result = run(runner.config)
+        except Exception as error:
+            if runner is self._runners[-1]:
+                raise
+            self._runners.remove(runner)
+            self._store(replace(runner.trial, us=None, failure=f"a call failed: {brief(error)}"))
+            return run(self.guess)
+        end.record()
+        added = max(0.0, runner.expected_us - self._runners[-1].expected_us)
+        runner.turns += 1
+        self._added_us += added
+        self._pending.append((runner, start, end, added))
+        return result
+
+    def _collect(self) -> None:
+        """Read the events that the GPU has passed; leave out what is clearly slower; end if one is left."""
+        guess, before = self._runners[-1], len(self._pending)
+        while self._pending and self._pending[0][2].query():
+            runner, start, end, expected = self._pending.popleft()
+            us = 1e3 * start.elapsed_time(end)
+            runner.us.append(us)
+            self._added_us += max(0.0, us - guess.expected_us) - expected if runner is not guess else 0.0
+            runner.is_out |= runner is not guess and min(runner.us) > _FAR_BEHIND * guess.expected_us
+        left = [runner for runner in self._runners if not runner.is_out]
+        rounds = min((len(runner.us) for runner in left), default=0)
+        if rounds < _FEWEST_TURNS or len(self._pending) == before:
+            return
+        leader = min(left, key=lambda runner: statistics.median(runner.us[:rounds]))
+        for runner in left:
+            runner.is_out = slower(leader.us[:rounds], runner.us[:rounds])
+        left = [runner for runner in left if not runner.is_out]
+        if len(left) == 1 or rounds >= _MOST_TURNS:
+            self._decide({runner.trial.config: runner.us[:rounds] for runner in left})
+
+    def _decide(self, samples: Mapping[Config, list[float]]) -> None:
+        """Store what the turns showed, on the scale of the workers' times: the store then has the choice."""
+        call = self._call
+        assert call is not None
+        first = rank_raced(samples, self._runners[-1].trial.config)[0]
+        timed = [runner for runner in self._runners if runner.us]
+        least, fastest = min(each.trial.time for each in timed), statistics.median(samples[first])
+        for runner in timed:
+            times = timing_of(runner.us)
+            us = least if runner.trial.config == first else least * max(1.0, times.us / fastest)
+            self._store(replace(runner.trial, us=us, spread=times.spread))
+        self._end(call)
+
+    def _store(self, trial: Trial) -> None:
+        call = self._call
+        assert call is not None
+        store_of(call.device).add(call.source, replace(trial, measured_utc=now()))
+
+    def _end(self, call: KernelCall) -> None:
+        self._over = True
+        self._runners = []
+        self._pending.clear()
+        log("tune", logging.INFO, f"{call.problem.label} is measured", problem=call.problem.label)
+        self._on_end()
