@@ -11,7 +11,7 @@ Packed weights  quantize, QuantizedWeight
 In models       nn (layers; convert, restore), torch.ops.tritile
 Settings        mode, batch_invariant
 Planning        plan, Plan, Config, explain, warm, forget, Device, target_device
-Measuring       tune, bench
+Measuring       tune, bench, sync (ranks choose alike)
 Your kernels    autotune (replaces triton.autotune), Space, check, kernels (tritile's own)
 Others' kernels adopt (those under triton.autotune, source unchanged)
 Errors          TritileError, the base of every error in errors, which also holds the warnings
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from tritile.tuner.adoption import adopt
     from tritile.tuner.autotuner import autotune
     from tritile.tuner.search import Space
+    from tritile.tuner.sync import sync
 
 # Each name's module, imported on first access (PEP 562): `import tritile.tuner` loads the tuner alone, and
 # help of the command line neither torch nor Triton.
@@ -74,6 +75,7 @@ _NAMES = {
     "tritile.tuner.adoption": ("adopt",),
     "tritile.tuner.autotuner": ("autotune",),
     "tritile.tuner.search": ("Space",),
+    "tritile.tuner.sync": ("sync",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = {  # the package `tune` is called, and then calls `tritile.lab.tune.tune`
@@ -111,6 +113,7 @@ __all__ = [
     "plan",
     "quantize",
     "scaled_matmul",
+    "sync",
     "target_device",
     "transpose",
     "tune",

@@ -49,7 +49,10 @@ class GradientError(TritileError, RuntimeError):
 
 
 class NotTunedError(TritileError, LookupError):
-    """Raised in mode "strict" when no measurement covers a problem, and by commands for an unknown kernel."""
+    """Raised in mode "strict" when no measurement covers a problem, and by commands for an unknown kernel.
+
+    Also by `tritile.sync(check=True)` when ranks chose different configs.
+    """
 
 
 class NotCompiledError(TritileError, LookupError):
@@ -77,7 +80,7 @@ class SettingWarning(UserWarning):
 
 
 class UntunedWarning(UserWarning):
-    """Issued when a kernel runs with a config that no measurement supports."""
+    """Issued when a kernel runs with a config that no measurement on this GPU model supports."""
 
 
 class UntestedWarning(UserWarning):

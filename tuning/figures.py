@@ -126,6 +126,7 @@ def page(results: Path = HERE / "results", stores: Iterable[Path] = STORES) -> s
         span=lambda values: " | ".join(span(values)),
         ladder=read(RESULTS / "ladder.json"),
         autotune=read(RESULTS / "autotune.json"),
+        geomean=statistics.geometric_mean,
         adopted=[x for x in latest(read(RESULTS / "adopted.jsonl"), ["case"]) if "ratio" in x],
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from tests.unit.test_autotune import Bench
 from tritile.core.config import Config
 from tritile.core.device import HOST, target_device
 from tritile.core.problem import KernelProblem, problem_key
-from tritile.errors import NotTunedError, StoreWarning
+from tritile.errors import NotTunedError, StoreWarning, UntunedWarning
 from tritile.tuner.store import tables as kernel_table
 from tritile.tuner.store.tables import FORMAT, KernelTable, read
 from tritile.tuner.store.trial import Trial
@@ -228,6 +228,77 @@ def test_unexportable_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(kernel_table, "MAX_BYTES", 100)
     assert "is not written" in refused("export", "--kernel", "softmax", "--output", path, *TO_H200)
     assert not path.exists()
+
+
+# --- A table of another GPU with the same architecture ---
+
+
+def key_of(bench, n=64):
+    return problem_key(decorated()[0].problem((torch.zeros(64), bench.used, n), {}))
+
+
+def several(path, **blocks):
+    """Write a table whose entries for n = 64 are these blocks, by GPU model: `of_h100_90=16`."""
+    kernel, bench = decorated()
+    gpus = {model: {kernel.digest: {key_of(bench): entry(size)}} for model, size in blocks.items()}
+    path.write_text(json.dumps({"format": FORMAT, "gpus": gpus}))
+    return path
+
+
+def test_similar_gpus_winner_is_taken(tmp_path):
+    path = several(tmp_path / "t.json", **{"a similar GPU host": 64, "another 90": 16})
+    kernel, bench = decorated(table=path)
+    with pytest.warns(UntunedWarning, match="on host with .* on a similar GPU, .*t.json") as warned:
+        assert call(kernel, bench) == 64
+    (warning,) = warned
+    assert warning.filename == __file__
+    tritile.forget()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntunedWarning)
+        for mode, n in (("strict", 64), ("cached", 64), ("cached", 60)):  # 60: the nearest
+            with tritile.mode(mode):
+                assert call(kernel, bench, n) == 64
+    assert bench.measured == []
+    plan = tritile.plan(kernel, torch.zeros(64), bench.used, 64)
+    assert (plan.source, "measured on a similar GPU, which has" in plan.why) == ("table", True)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_own_winner_before_a_similar_gpus(tmp_path, monkeypatch, pinned):
+    """Also if it is in the table that comes second."""
+    similar = {"a similar GPU host": 64}
+    path = several(tmp_path / "t.json", **{"host host": 16}, **({} if pinned else similar))
+    if pinned:
+        monkeypatch.setenv("TRITILE_TABLE", str(several(tmp_path / "pinned.json", **similar)))
+    kernel, bench = decorated(table=path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntunedWarning)
+        assert call(kernel, bench) == 16
+
+
+@pytest.mark.parametrize("model", ["a similar GPU host", "host 90"])
+def test_what_other_gpus_cannot_offer(tmp_path, model):
+    """A config that this kernel does not have, and one of another architecture."""
+    blocks = (16, 32) if model.endswith("host") else (16, 32, 64)
+    kernel, bench = decorated(blocks, table=several(tmp_path / "t.json", **{model: 64}), mode="cached")
+    assert call(kernel, bench) == 16
+    with tritile.mode("tune"):
+        kernel, bench = decorated(blocks, table=tmp_path / "t.json")
+        assert call(kernel, bench) == 32
+
+
+def test_the_most_similar_gpu_first():
+    h100, h20, h800 = (target_device(name) for name in ("h100", "h20", "h800"))
+    table = KernelTable(Path("t.json"), {})
+    for size, device in enumerate((h20, h800, h100), 1):
+        table.add(device, "new", [Trial(problem(n), block(size), 1.0) for n in (1, 2, 3)[: 4 - size]])
+    unknown = H200.__class__(**H200.to_dict() | {"name": "An unknown GPU"})
+    table.add(unknown, "new", [Trial(problem(n), block(9), 1.0) for n in (1, 2, 3, 4)])
+    table.add(target_device("a100"), "new", [Trial(problem(5), block(9), 1.0)])
+    found = {n: table.find(H200, "new", problem(n)) for n in (1, 2, 3, 4, 5)}
+    assert {n: each and (each.config["B"], each.gpu) for n, each in found.items()} == {
+        1: (3, h100.name), 2: (2, h800.name), 3: (1, h20.name), 4: (9, "An unknown GPU"), 5: None,
+    }  # fmt: skip
 
 
 # --- A table that is damaged, or forged ---

@@ -366,8 +366,8 @@ def test_decorated_and_adopted_kernels(simulate, monkeypatch):
             assert [*kernel.cache.values()] == [configs[1]]
             assert here.threads == []
         launched_by(theirs, torch.ones(65), torch.zeros(65), 1)
-    assert "1 remembered" in str(adopted)
-    assert "2 guessed" in str(adopted)
+    assert "1 problem remembered" in str(adopted)
+    assert "2 problems guessed" in str(adopted)
     assert len(theirs.cache) == 1  # a guess leaves it with the adoption
 
 

@@ -48,7 +48,8 @@ def also_forgets(drop: Callable[[], None]) -> None:
 def forget() -> None:
     """Drop every plan and prepared call of this process, so that the next calls read the store again.
 
-    Call it to use results that another process measured. Nothing is deleted from the store.
+    Call it to use results that another process measured. Nothing is deleted from the store, and what ranks
+    agreed on in `tritile.sync` stays.
     """
     for memo in _memos:
         memo.clear()

@@ -242,6 +242,7 @@ def planned(problem: Tiled, index: int, allows_torch: bool = False) -> plans.Pla
         stopgaps.count += 1
         chosen = plans.plan_for(problem, device, "cached", allows_torch)
     assert chosen is not None
+    plans.note_choice(chosen, allows_torch)
     if chosen.source == "model" and chosen.config != aten.CONFIG and current_mode() == "cached":
         _warn_uncalibrated(device)
     return chosen

@@ -47,6 +47,7 @@ from tritile.planning import aten, gpu_tables, model
 from tritile.planning.classes import class_of
 from tritile.planning.portfolio import RACED
 from tritile.planning.table import Table
+from tritile.tuner import sync
 from tritile.tuner.plan import Planned
 from tritile.tuner.store.claims import Claim
 from tritile.tuner.store.trial import TORCH, Trial, best_of
@@ -125,6 +126,7 @@ def error_words(precision: str, k: int, arch: int | str) -> str:
 
 
 _memo: dict[tuple[Tiled, Device, str, bool], Plan] = new_memo()
+_noted: dict[tuple[Tiled, Device, bool], Plan] = new_memo()  # for tritile.sync
 
 
 def forget() -> None:
@@ -151,7 +153,7 @@ def plan_for(
         return plan
     since = perf_counter()
     warn_untested()
-    plan = _chosen(*key)
+    plan = _chosen_alike(*key)
     if plan is not None:
         _memo[key] = plan
         facts = {"problem": problem.label, "config": str(plan.config), "source": plan.source}
@@ -172,6 +174,45 @@ def _torch_only(problem: Tiled, device: Device, allows_torch: bool) -> Plan:
         lacks = "what torch.backends.cuda.matmul.fp32_precision is set to"
     why = f"the only candidate, because tritile has no kernel for {lacks}"
     return Plan(problem, aten.CONFIG, "model", device, None, why)
+
+
+def _kernels(problem: Tiled, allows_torch: bool) -> list[str]:
+    """Return the digests of the kernels that may run a problem."""
+    return [*(family.digest for family in FAMILIES[problem.op].values()), *([TORCH] if allows_torch else [])]
+
+
+def note_choice(plan: Plan, allows_torch: bool) -> None:
+    """Note for `tritile.sync` what a call runs. `allows_torch`: as for `plan_for`."""
+    problem, device = plan.problem, plan.device
+    key = problem, device, allows_torch
+    if problem.needs_torch or _noted.get(key) is plan:
+        return
+    _noted[key] = plan
+    allows_torch = allows_torch and aten.is_compared(problem)
+
+    def remembered() -> sync.Choice | None:
+        found = _chosen(problem, device, "tune", allows_torch)
+        found = found or _chosen(problem, device, "cached", allows_torch)  # torch was not timed
+        is_measured = found is not None and found.source in ("exact", "pinned")
+        return sync.Choice(found.config, found.source) if found and is_measured else None
+
+    choice = sync.Choice(plan.config, plan.source)
+    sync.note(device, _kernels(problem, allows_torch), problem, choice, remembered)
+
+
+def _chosen_alike(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Plan | None:
+    """Return what the ranks agreed on in `tritile.sync`, else the plan of the first source that has one."""
+    agreed = None if mode == "off" else sync.agreed(device, _kernels(problem, allows_torch), problem)
+    if agreed is None or (mode in ("tune", "strict") and agreed.source not in sync.MEASURED):
+        return _chosen(problem, device, mode, allows_torch)
+    config = agreed.config
+    fault = aten.illegal(problem) if config == aten.CONFIG else illegal(config, problem, device)
+    if fault is not None or (config == aten.CONFIG and not allows_torch):
+        return _chosen(problem, device, mode, allows_torch)
+    plan = _chosen(problem, device, "cached" if mode == "tune" else mode, allows_torch)
+    if plan is not None and plan.config == config:
+        return plan
+    return Plan(problem, config, agreed.source, device, None, sync.WHY)
 
 
 def _chosen(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Plan | None:
@@ -234,7 +275,7 @@ def _with_free(problem: Tiled) -> tuple[Tiled, ...]:
 
 def trials(problem: Tiled, device: Device, *more: str) -> list[Trial]:
     """Return what was measured here of a problem with tritile's kernels, and with those of more digests."""
-    first, *others = (kernel.digest for kernel in FAMILIES[problem.op].values())
+    first, *others = _kernels(problem, False)
     return store_of(device).trials(first, problem, *others, *more)
 
 

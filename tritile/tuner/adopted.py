@@ -77,6 +77,7 @@ class Adopted(Autotuner):
         self._guessed: set[tuple[str, CacheKey]] = set()  # mode and call of unmeasured choices
         if before is not None and before.kernel is kernel:
             self._digest, self._warnings, self._retuned = before._digest, before._warnings, before._retuned
+            self._tables_of_others = before._tables_of_others
             if before._cache is kernel.cache and before.keys == self.keys:
                 self._caches, self._written, self._guessed = before._caches, before._written, before._guessed
         TUNERS.add(self)

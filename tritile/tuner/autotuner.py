@@ -5,7 +5,9 @@ launch. On a miss `choose` finds a config: remembered, measured now (`decorated.
 depending on the mode.
 """
 
+import contextlib
 import copy
+import functools
 import hashlib
 import heapq
 import logging
@@ -36,9 +38,17 @@ from tritile.core.torch_private import TracingContext
 from tritile.core.triton_private import Autotuner as TritonAutotuner
 from tritile.core.triton_private import AutotunerError, InterpretedFunction, JITFunction
 from tritile.core.versions import warn_untested
-from tritile.errors import NotTunedError, RetuningWarning, UntunedWarning, callers_level
+from tritile.errors import (
+    NotCompiledError,
+    NotTunedError,
+    RetuningWarning,
+    UntunedWarning,
+    brief,
+    callers_level,
+)
+from tritile.runtime.ahead import check_fits
 from tritile.runtime.compiles import compiles_refused, count_as_ours, listen
-from tritile.tuner import arguments, traced
+from tritile.tuner import arguments, sync, traced
 from tritile.tuner.arguments import DESCRIPTORS, SCALARS, dtypes_of, hashable, identified, stored, tensors_of
 from tritile.tuner.decorated import KernelCall, measured_config, notify
 from tritile.tuner.measure.timing import do_bench as default_bench
@@ -56,6 +66,7 @@ _MANY_VALUES: Final = 8  # tuned values of one number in the key, above which a 
 SPECIAL: Final = ("spread", "strict")  # modes in which a call does more than launch
 _OPENING: Final = 8  # configs of a space to choose among if nothing can be timed
 _NEIGHBOURS: Final = 8  # nearest measured problems to look up
+_COMPILE_ADVICE: Final = "call it once in another mode, and keep the folder TRITON_CACHE_DIR"
 NO_DTYPE: Final = SCALARS | {float, JITFunction, FunctionType}  # classes whose values have no dtype
 DTYPES: Final[dict[Any, str]] = {}  # the text of each dtype, which takes long to make
 
@@ -72,6 +83,7 @@ also_forgets(_forget)
 Scope = tuple[str, int]  # a mode and a GPU's index (-1: no tensor is on one), whose calls share a cache
 CacheKey = tuple[Any, ...]  # Triton's: values of the arguments in `key`, then dtypes
 Configs = Mapping[Config, triton.Config]  # by their names in the store
+Fits = Callable[[triton.Config], bool]
 
 
 class Autotuner(TritonAutotuner):  # type: ignore[misc]
@@ -118,7 +130,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self._key_indices: tuple[Any, list[tuple[str, int]]] = (None, [])  # of `keys`, which may be set
         self.interpreted = any(isinstance(layer, InterpretedFunction) for layer in arguments.layers_of(fn))
         self._digest: tuple[Any, Any, str] = (None, None, "")  # of `fn` and benchmark, which may be set
-        self._warnings, self._retuned = _MAX_WARNINGS, set[str]()
+        self._warnings, self._retuned, self._tables_of_others = _MAX_WARNINGS, set[str](), set[Path]()
         if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
             # The count that Triton makes of a fraction; torch's tracer would take it of the pruned configs.
             self.configs_top_k = max(1, int(len(self._configs) * self.configs_top_k))
@@ -272,7 +284,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         if call in self._compiled:
             return self.fn.run(*args, **kwargs, **options)
         what = f"{self.base_fn.__qualname__} with {config}"
-        with compiles_refused(what, "call it once in another mode, and keep the folder TRITON_CACHE_DIR"):
+        with compiles_refused(what, _COMPILE_ADVICE):
             kernel = self.fn.run(*args, **kwargs, **options)
         self._compiled[call] = True
         return kernel
@@ -383,10 +395,13 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         since, call, plan, tentative = perf_counter(), self.call(args, kwargs), None, False
         fixed = self.space is None and len(self._configs) == len(call.configs) == 1
         measurable = self.measurable(call.device)
+        fits = functools.cache(functools.partial(self._fits, call, mode))
         if mode == "tune" and measurable and not capturing():
-            if kernel_tables(self.table):
-                plan = self.remembered(call.problem, call.device, call.configs)
-            if plan is not None and plan.source == "table":
+            plan = self._agreed(call.problem, call.device, call.configs)
+            if plan is None and kernel_tables(self.table):
+                plan = self.remembered(call.problem, call.device, call.configs, fits)
+                plan = plan if plan is not None and plan.source == "table" else None
+            if plan is not None:
                 notify(self, call, plan.config, {plan.config: [(plan.us or 0.0) / 1e3] * 3})
             elif not fixed or self.reference is not None:
                 config = measured_config(self, call, shared=True)
@@ -396,14 +411,18 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                     if scope is not None and scope[0] != "tune":
                         cache.clear()  # other modes, which may have guessed, choose again
         if plan is None:
-            plan = replace(self._unmeasured(call, mode), tentative=tentative)
+            plan = replace(self._unmeasured(call, mode, fits), tentative=tentative)
             if plan.source in ("exact", "table") and not tentative:
                 notify(self, call, plan.config, {plan.config: [(plan.us or 0.0) / 1e3] * 3})
             is_guess = plan.source == "model" and self.perf_model is None and not fixed
             if is_guess and measurable and mode not in ("off", "spread") and not tentative:
                 self.warn_untuned(call.problem, call.device)
+        named = (name for name, config in call.configs.items() if config is plan.config)
+        name = next(named, None) or arguments.identity(plan.config)
+        choice = sync.Choice(name, plan.source)
+        sync.note_kernel(call.device, call.source, call.problem, choice, call.configs, self.space)
         log(
-            "plan", logging.INFO, problem=call.problem.label, config=str(arguments.identity(plan.config)),
+            "plan", logging.INFO, problem=call.problem.label, config=str(name),
             source=plan.source, device=call.device.name, seconds=perf_counter() - since,
         )  # fmt: skip
         return plan
@@ -430,10 +449,20 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                 advice = f"bucket={{{name!r}: triton.next_power_of_2}} makes one problem of many"
                 self._warn(f"{text}: {advice}", RetuningWarning)
 
+    def _warn_of_another_gpu(self, path: Path, gpu: str, device: Device) -> None:
+        """Warn, once for a file, that its winners were measured on another GPU."""
+        if path not in self._tables_of_others:
+            self._tables_of_others.add(path)
+            text = (
+                f"{self.base_fn.__qualname__} runs on {device.name} with configs that were measured on {gpu}"
+            )
+            advice = f"which has the same architecture: to measure here, do without {path}"
+            self._warn(f"{text}, {advice}", UntunedWarning)
+
     def _warn(self, text: str, category: type[Warning]) -> None:
         warnings.warn(text, category, stacklevel=callers_level())
 
-    def _unmeasured(self, call: KernelCall, mode: str) -> KernelPlan:
+    def _unmeasured(self, call: KernelCall, mode: str, fits: Fits | None = None) -> KernelPlan:
         """Return the plan of a call without measuring: remembered, the config of a neighbour, or a guess.
 
         Raises NotTunedError in mode "strict" if the call could be measured and no measurement is remembered.
@@ -441,12 +470,15 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         problem, device, configs = call.problem, call.device, list(call.configs.values())
         only = self.space is None and len(configs) == 1
         if mode != "off":
-            exact = self.remembered(problem, device, call.configs)
+            exact = self.remembered(problem, device, call.configs, fits)
             if exact is not None:
                 return exact
             if mode == "strict" and self.measurable(device) and not only:
                 raise NotTunedError(f"mode is strict and nothing measured is remembered for {problem.label}")
-            for _, near in self.nearest(problem, device, call.configs):
+            guess = self._agreed(problem, device, call.configs, measured=False)
+            if guess is not None:
+                return guess
+            for _, near in self.nearest(problem, device, call.configs, fits=fits):
                 why = "the fastest at the nearest sizes"
                 return KernelPlan(problem, near, "predicted", device, None, why)
         best, why = configs[0], "the first config: nothing was measured of this kernel"
@@ -458,38 +490,87 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             why = "the kernel's only config"
         return KernelPlan(problem, best, "model", device, None, why)
 
-    def remembered(self, problem: KernelProblem, device: Device, configs: Configs) -> KernelPlan | None:
+    def remembered(
+        self, problem: KernelProblem, device: Device, configs: Configs, fits: Fits | None = None
+    ) -> KernelPlan | None:
         """Return the fastest config measured for exactly this problem, among `configs` or all of a space.
 
-        Trials on this machine come before entries of tables.
+        What ranks agreed on comes first; trials on this machine come before entries of tables. One that was
+        measured on another GPU of the same architecture counts if `fits(config)`.
         """
 
         def allowed(config: Config) -> triton.Config | None:
-            if self.space is not None:
-                return config.to_triton() if config in self.space else None
-            return configs.get(config)
+            return self._allowed(config, configs)
 
+        plan = self._agreed(problem, device, configs)
+        if plan is not None:
+            return plan
         for trial in sorted(store_of(device).trials(self.digest, problem), key=rank):
             config = allowed(trial.config) if trial.works else None
             if config is not None:
                 why = f"the fastest of its configs that were measured on {device.name}"
                 return KernelPlan(problem, config, "exact", device, trial.us, why)
-        for table in kernel_tables(self.table):
-            entry = table.find(device, self.digest, problem)
-            config = allowed(entry.config) if entry is not None else None
-            if entry is not None and config is not None:
-                why = f"measured on a GPU of this model: {table.path}"
-                return KernelPlan(problem, config, "table", device, entry.us, why)
+        tables = kernel_tables(self.table)
+        entries = [(table.path, table.find(device, self.digest, problem)) for table in tables]
+        found = [(path, entry) for path, entry in entries if entry is not None]
+        for path, entry in sorted(found, key=lambda each: each[1].gpu != device.name):
+            config, why = allowed(entry.config), f"measured on a GPU of this model: {path}"
+            if config is None:
+                continue
+            if entry.gpu != device.name:
+                if fits is not None and not fits(config):
+                    continue
+                self._warn_of_another_gpu(path, entry.gpu, device)
+                why = f"measured on {entry.gpu}, which has the same architecture: {path}"
+            return KernelPlan(problem, config, "table", device, entry.us, why)
         return None
+
+    def _fits(self, call: KernelCall, mode: str, config: triton.Config) -> bool:
+        """True if the GPU of a call can run a config: compiled for it, it takes no more than there is.
+
+        Raises NotCompiledError in mode "strict" if it is not compiled.
+        """
+        if call.device == HOST:
+            return True
+        what = f"{self.base_fn.__qualname__} with {config}"
+        refused = compiles_refused(what, _COMPILE_ADVICE) if mode == "strict" else contextlib.nullcontext()
+        try:
+            with refused:
+                check_fits(call.launch(config, grid=(1,), warmup=True), call.device)
+        except NotCompiledError:
+            raise
+        except Exception as error:  # anything that a compiler raises: another config runs
+            log(
+                "compile", logging.WARNING, problem=call.problem.label, device=call.device.name,
+                config=str(arguments.identity(config)), failure=brief(error),
+            )  # fmt: skip
+            return False
+        return True
+
+    def _allowed(self, config: Config, configs: Configs) -> triton.Config | None:
+        if self.space is not None:
+            return config.to_triton() if config in self.space else None
+        return configs.get(config)
+
+    def _agreed(
+        self, problem: KernelProblem, device: Device, configs: Configs, measured: bool = True
+    ) -> KernelPlan | None:
+        """Return what `tritile.sync` settled for a problem by measurements, or where there were none."""
+        choice = sync.agreed(device, [self.digest], problem, configs)
+        if choice is None or (choice.source in sync.MEASURED) != measured:
+            return None
+        config = self._allowed(choice.config, configs)
+        return config and KernelPlan(problem, config, choice.source, device, None, sync.WHY)
 
     def nearest(
         self, problem: KernelProblem, device: Device, configs: Configs, unknown: Collection[str] = (),
-        most: int = _NEIGHBOURS,
+        most: int = _NEIGHBOURS, fits: Fits | None = None,
     ) -> Iterator[tuple[float, triton.Config]]:  # fmt: skip
         """Yield the configs of measured problems that differ only in sizes, the nearest first.
 
         Each comes with its distance in doublings. Sizes are the positive integers in `key` that are not
         constexprs. `unknown`: names in `key` whose values do not count. `most`: how many problems to look up.
+        `fits`: as in `remembered`.
         """
         constants = arguments.constants_of(self.base_fn)
 
@@ -519,7 +600,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                     gaps = (abs(a - b) for a, b in zip(lengths, sizes, strict=True))
                     near.append((sum(gaps), text, other))
         for doublings, _, other in heapq.nsmallest(most, near):
-            plan = self.remembered(other, device, configs)
+            plan = self.remembered(other, device, configs, fits)
             if plan is not None:
                 yield doublings, plan.config
 
@@ -621,7 +702,9 @@ def autotune(
             `{"N": triton.next_power_of_2}` all N from 1025 to 2048 are one problem, which the first call
             measures. A config of the bucket that the pruning forbids for a call does not run.
         table: a file that `tritile export --kernel` wrote, shipped with the kernel. Its entries for this GPU
-            model and the kernel's source count as measured. `TRITILE_TABLE` may name another.
+            model and the kernel's source count as measured. So do those of a GPU of the same architecture
+            where it has none, with an UntunedWarning, if the config runs on this GPU. `TRITILE_TABLE` may
+            name another file.
         effort: "quick" measures the 8 likeliest configs within 2 seconds, and no more once one works: the
             fastest at the nearest measured problems, then a sample of the list. "full" measures every config,
             however long that takes. None: every config of a list, up to 96 of a space, within the budget.

@@ -48,10 +48,10 @@ class KernelPlan(Planned):
     Attributes:
         problem: the kernel's name, the values of its key, and the dtypes of its tensors.
         config: the `triton.Config` that runs.
-        source: "exact" (measured here for exactly this problem), "table" (measured on a GPU of this model
-            and shipped with the kernel), "predicted" (the fastest at the nearest measured problem), "model"
-            (nothing was measured: the choice of the kernel's own performance model, or the first config) or
-            "interpreter" (TRITON_INTERPRET is set and nothing was measured).
+        source: "exact" (measured here for exactly this problem), "table" (measured on a GPU of this model, or
+            one of its architecture, and shipped with the kernel), "predicted" (the fastest at the nearest
+            measured problem), "model" (nothing was measured: the choice of the kernel's own performance
+            model, or the first config) or "interpreter" (TRITON_INTERPRET is set and nothing was measured).
         device: the GPU of the plan.
         us: measured microseconds; None if the source has none.
         why: the source in words.

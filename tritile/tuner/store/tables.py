@@ -1,24 +1,25 @@
 """Winners of decorated kernels, as a JSON file that a library ships with its kernels: `KernelTable`.
 
 `tritile export --kernel` writes it; `tritile.autotune(table=...)` and `TRITILE_TABLE` name it. One file has
-any number of kernels and GPU models. An entry counts for the GPU model and the digest of the kernel's source
-with which it was measured.
+any number of kernels and GPU models. An entry counts for the digest of the kernel's source and the GPU model
+with which it was measured, and for GPUs of the same architecture without an entry of their own.
 
 A file must never break a call: a bad file or entry is skipped, with a StoreWarning.
 """
 
+import functools
 import itertools
 import json
 import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tritile.core.config import Config
-from tritile.core.device import Device
+from tritile.core.device import TARGETS, Device
 from tritile.core.problem import KernelProblem, Problem, problem_key
 from tritile.core.settings import table_path
 from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
@@ -45,13 +46,15 @@ _MAX_SIZE: Final = 2**64  # more than a kernel can take; ratios of sizes stay fi
 class Entry:
     """The best config of one problem and its median time in microseconds, if measured.
 
-    `torch_us` is torch's time in the same interleaved measurement; None if there was none.
+    `torch_us` is torch's time in the same interleaved measurement; None if there was none. `gpu`: the model
+    that it was measured on, of a table of several.
     """
 
     problem: Problem
     config: Config
     us: float | None
     torch_us: float | None = None
+    gpu: str = ""
 
 
 def entry_from(data: Any) -> Entry:
@@ -72,14 +75,23 @@ def kernel_problem(text: str) -> KernelProblem | None:
     return found if isinstance(found, KernelProblem) else None
 
 
-def _winner(item: tuple[str, Any]) -> tuple[str, Entry]:
+def _winner(gpu: str, item: tuple[str, Any]) -> tuple[str, Entry]:
     text, data = item
     if not isinstance(data, dict) or data.get("us") is None:
         raise InvalidValueError(f"{str(data)[:80]!r}: expected config and us")
     entry = entry_from({"problem": text, "config": data.get("config"), "us": data["us"]})
     if not isinstance(entry.problem, KernelProblem) or max(entry.problem.sizes, default=0) >= _MAX_SIZE:
         raise InvalidValueError(f"{text[:80]!r} is not the key of a decorated kernel's problem")
-    return text, entry
+    return text, replace(entry, gpu=gpu)
+
+
+def _likeness(gpu: str, device: Device) -> tuple[Any, ...]:
+    """Return a sort key of GPU models of one architecture: the most similar first, unknown ones last."""
+    known = next((each for each in TARGETS.values() if each.name == gpu), None)
+    if known is None:
+        return True, gpu
+    pairs = (known.processors, device.processors), (known.memory_gbps, device.memory_gbps)
+    return False, *(abs(math.log(there / here)) for there, here in pairs), gpu
 
 
 class KernelTable:
@@ -88,21 +100,25 @@ class KernelTable:
     def __init__(self, path: Path, entries: dict[str, dict[str, dict[str, Any]]]) -> None:
         self.path = path
         self.entries = entries
-        self._winners: dict[tuple[str, str], dict[str, Entry]] = {}
+        self._winners: dict[tuple[Device, str], dict[str, Entry]] = {}
         self._outdated: set[str] = set()  # kernels whose entries are of another source, which was said
 
     def winners(self, device: Device, digest: str) -> Mapping[str, Entry]:
-        """Return the winners of a kernel on a GPU, by problem key.
+        """Return the winners of a kernel on a GPU, by problem key: its model's, else of the most similar GPU.
 
         A kernel's entries are checked at its first look-up; one StoreWarning reports those skipped.
         """
-        model = f"{device.name} {device.arch}"
-        found = self._winners.get((model, digest))
+        found = self._winners.get((device, digest))
         if found is None:
-            good, reasons = sifted(self.entries.get(model, {}).get(digest, {}).items(), _winner)
-            found = self._winners[model, digest] = dict(good)
+            found, reasons, count = {}, list[str](), 0
+            for model in reversed(self._models(device)):
+                items = self.entries[model].get(digest, {}).items()
+                good, bad = sifted(items, functools.partial(_winner, model.rpartition(" ")[0]))
+                found.update(good)
+                reasons, count = reasons + bad, count + len(items)
+            self._winners[device, digest] = found
             if reasons:
-                skipped = f"{self.path}: skipped {len(reasons)} of {len(reasons) + len(good)} entries"
+                skipped = f"{self.path}: skipped {len(reasons)} of {count} entries"
                 message = f"{skipped} that are not valid: {reasons[0]}"
                 warnings.warn(message, StoreWarning, stacklevel=callers_level())
         return found
@@ -116,8 +132,14 @@ class KernelTable:
             warnings.warn(f"{text}: tune the kernel, and export it again", StoreWarning, callers_level())
         return winners.get(problem_key(problem))
 
+    def _models(self, device: Device) -> list[str]:
+        """Return the GPU models with the architecture of a GPU: its own first, then the most similar."""
+        alike = [model.rpartition(" ")[0] for model in self.entries if model.endswith(f" {device.arch}")]
+        alike.sort(key=lambda gpu: (gpu != device.name, *_likeness(gpu, device)))
+        return [f"{gpu} {device.arch}" for gpu in alike]
+
     def _has_other_source(self, device: Device, name: str) -> bool:
-        sources = self.entries.get(f"{device.name} {device.arch}", {}).values()
+        sources = (source for model in self._models(device) for source in self.entries[model].values())
         others = map(kernel_problem, itertools.chain.from_iterable(sources))
         return any(other is not None and other.kernel == name for other in others)
 

@@ -161,7 +161,12 @@ def row_of(trial: Trial) -> Row:
     return row
 
 
-def _environment_from(row: Sequence[Any]) -> Row:
+def facts_of(device: Device) -> Row:
+    """Return the facts of a device by which trials count on it: an environment without the kernel."""
+    return tuple(getattr(device, name) for name in _ENVIRONMENT if name != "kernel")
+
+
+def environment_from(row: Sequence[Any]) -> Row:
     """Return the row of an environment. Raises InvalidValueError if no device can have it."""
     for (name, kind), value in zip(_ENVIRONMENT.items(), row, strict=True):
         is_count = isinstance(value, int) and 0 <= value < 2**63
@@ -173,7 +178,7 @@ def _environment_from(row: Sequence[Any]) -> Row:
 
 def _pair_from(row: Row) -> tuple[Row, Trial]:
     cut = len(_ENVIRONMENT)
-    return _environment_from(row[:cut]), trial_from(row[cut:])
+    return environment_from(row[:cut]), trial_from(row[cut:])
 
 
 # --- The file ---
@@ -314,6 +319,20 @@ class Store:
             return []
         return self._valid([row for row in rows if row[2] not in new] + list(new.values()), trial_from)
 
+    def rows(self, kernel: str, problems: Iterable[str]) -> dict[str, list[Row]]:
+        """Return the rows of this kernel's trials on exactly this device, unchecked, by keys of problems."""
+        here, found = self._environment(kernel), {problem: dict[str, Row]() for problem in problems}
+        query = f"{_SELECT} WHERE {_ON_DEVICE} AND kernel = ? AND problem = ?"
+
+        def selected(connection: sqlite3.Connection) -> list[Row]:
+            return [row for key in found for row in connection.execute(query, (*here, key))]
+
+        nothing: list[Row] = []
+        new = [row for (of, key, _), (_, row) in list(self.unwritten.items()) if of == here and key in found]
+        for row in (*self._use(selected, nothing), *new):
+            found[row[0]][row[2]] = row
+        return {problem: list(rows.values()) for problem, rows in found.items()}
+
     def best(self, kernel: str, problem: Problem) -> Trial | None:
         """Return the fastest trial of this problem whose answer was checked, else the fastest that works."""
         return best_of(self.trials(kernel, problem))
@@ -377,8 +396,7 @@ class Store:
         self._warn("file", f"{path}: {error}; calls go on without it")
 
     def _environment(self, kernel: str) -> Row:
-        facts = vars(self.device) | {"kernel": kernel}
-        return _environment_from([facts[name] for name in _ENVIRONMENT])
+        return environment_from((*facts_of(self.device), kernel))
 
     def _selected(self, query: str, values: Row = ()) -> list[Row]:
         nothing: list[Row] = []
