@@ -328,7 +328,9 @@ def test_tuned_arguments_may_not_be_passed(mode, placed, named):
 def test_two_threads_measure_once(monkeypatch):
     bench, barrier, searches, search = Bench(pause=0.02), threading.Barrier(2), [], autotuner.measured_config
     kernel = tuned(bench, mode="tune")
-    monkeypatch.setattr(autotuner, "measured_config", lambda *given: searches.append(1) or search(*given))
+    monkeypatch.setattr(
+        autotuner, "measured_config", lambda *given, **how: searches.append(1) or search(*given, **how)
+    )
 
     def call():
         x = torch.randn(3, 50)

@@ -26,7 +26,7 @@ from tritile.families.fp16x3.lowering import suits_fp16x3
 from tritile.nn.linear import refuse_scripting
 from tritile.ops.dispatch import PLAIN, sees_every_call
 from tritile.ops.fused import linear
-from tritile.ops.memo import default_precision, may_be_kept
+from tritile.ops.memo import default_precision, may_be_kept, stopgaps
 from tritile.ops.plan import call_of
 from tritile.ops.request import planned
 from tritile.planning import aten, gpu_tables, plans
@@ -208,6 +208,7 @@ def by_tritile(
     key = (x.shape, x.is_contiguous(), dtype, of_weight, of_bias, grads, index, now, setting, precision)
     wins = _WINS.get(key)
     if wins is None:
+        before = stopgaps.count
         k = x.shape[-1] if x.ndim else 0
         rows = x.numel() // max(k, 1)
         wins = weight.shape[1] == k and rows > 0 and x.is_contiguous()
@@ -216,7 +217,7 @@ def by_tritile(
             wins = wins and compare(call, weight, bias, devices.gpu(index), index).wins
         except TritileError:  # a dtype that tritile does not multiply, for example
             wins = False
-        if may_be_kept():
+        if may_be_kept() and stopgaps.count == before:
             _WINS[key] = wins
     return wins
 

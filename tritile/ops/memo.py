@@ -5,6 +5,7 @@ launches of a key, the alignment of addresses and torch's own C++ guards of tens
 """
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -247,6 +248,13 @@ def cache_launch(
     if launches is None:
         launches = CALLS[key] = CachedLaunches()
     launches.add(cached, addresses, aligned)
+
+
+class _Stopgaps(threading.local):
+    count = 0
+
+
+stopgaps: Final = _Stopgaps()  # plans of this thread so far that later calls are to make anew
 
 
 def may_be_kept() -> bool:

@@ -50,7 +50,7 @@ from tritile.ops.dispatch import (
     parted,
     sees_every_call,
 )
-from tritile.ops.memo import Key, Tensors, cache_launch, launch_cached, mark_written
+from tritile.ops.memo import Key, Tensors, cache_launch, launch_cached, mark_written, stopgaps
 from tritile.planning import aten, gpu_tables, model, plans
 from tritile.runtime import launch
 from tritile.runtime.compiles import log_compiles_as, refuse_if_strict
@@ -164,6 +164,7 @@ def computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None)
 
 def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
     """Compute a call on plain tensors, and cache its launch under the key of `launch_cached`."""
+    before = stopgaps.count
     request = REQUESTS[op](op, tensors, options)
     rules()  # report a wrong environment variable on any device
     shape, dtype, precision = request.checked(out)
@@ -187,7 +188,8 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) ->
             call = request.call(result, precision)
             torch_call = torch_call_of(request, call.problem, precision, out) if rules().aten else None
             if torch_call is not None and is_by_aten(call.problem, request.first.device.index):
-                cache_launch(op, key, torch_call, call, tensors, out, result, by_torch=True)
+                kept = key if stopgaps.count == before else None
+                cache_launch(op, kept, torch_call, call, tensors, out, result, by_torch=True)
                 problem = call.problem
                 if out is None:
                     del call, result  # torch allocates its own
@@ -208,7 +210,8 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) ->
                 call = request.call(result, precision)
             launch = prepared(call, torch_call is not None)
             launch(*call.tensors)
-            cache_launch(op, key, launch, call, tensors, out, result)
+            kept = key if stopgaps.count == before else None
+            cache_launch(op, kept, launch, call, tensors, out, result)
     return result if out is None else mark_written(op, result)
 
 
@@ -225,17 +228,19 @@ _warned: set[str] = set()  # GPUs
 def planned(problem: Tiled, index: int, allows_torch: bool = False) -> plans.Plan:
     """Return the plan of a problem on a GPU. In mode "tune", measure a problem that has no measurement first.
 
-    If several threads meet a problem at the same time, one measures it and the others wait. `allows_torch`:
-    torch's kernel is a candidate.
+    If several threads or processes meet a problem at the same time, one measures it and the others wait. The
+    plan is a stopgap, as in mode "cached", during a capture, while another process still measures, and while
+    the GPU is busy. `allows_torch`: torch's kernel is a candidate.
     """
     device = devices.gpu(index)
     chosen = plans.plan_for(problem, device, None, allows_torch)
-    if chosen is None and capturing():
-        chosen = plans.plan_for(problem, device, "cached", allows_torch)
-    elif chosen is None:
+    if chosen is None and not capturing():
         chosen = once(
             ("planned", problem, device, allows_torch), lambda: _measure(problem, device, index, allows_torch)
         )
+    if chosen is None:
+        stopgaps.count += 1
+        chosen = plans.plan_for(problem, device, "cached", allows_torch)
     assert chosen is not None
     plans.note_choice(chosen, allows_torch)
     if chosen.source == "model" and chosen.config != aten.CONFIG and current_mode() == "cached":
@@ -261,18 +266,27 @@ def _warn_uncalibrated(device: devices.Device) -> None:
     )
 
 
-def _measure(problem: Tiled, device: devices.Device, index: int, allows_torch: bool) -> plans.Plan:
+def _measure(problem: Tiled, device: devices.Device, index: int, allows_torch: bool) -> plans.Plan | None:
+    """Return the plan by what is measured now, here or in another process; None if neither is possible."""
     from tritile.tune.now import time_torch, tuned_now  # load the tuner only to measure
+    from tritile.tuner.measure.engine import Rules
 
-    if plans.plan_for(problem, device) is None:  # else another thread has just measured it
-        tuned_now(problem, device, index)
-        forget()
-    if plans.plan_for(problem, device, None, allows_torch) is None:
-        time_torch(problem, device, index)
-        forget()
-    chosen = plans.plan_for(problem, device, None, allows_torch) or plans.plan_for(problem, device)
-    assert chosen is not None
-    return chosen
+    def is_known(ended: bool) -> bool:
+        return plans.plan_for(problem, device, None, allows_torch) is not None
+
+    def search(resumes: bool) -> bool:
+        if resumes or plans.plan_for(problem, device) is None:
+            tuned_now(problem, device, index)
+            forget()
+        if plans.plan_for(problem, device, None, allows_torch) is None:
+            time_torch(problem, device, index)
+            forget()
+        return False
+
+    wait_s = settings.tune_budget_s(Rules.problem_s)
+    if not plans.claim_on(problem, device).settle(is_known, search, wait_s, index):
+        return None
+    return plans.plan_for(problem, device, None, allows_torch) or plans.plan_for(problem, device)
 
 
 def fixed(call: Call) -> Config | None:

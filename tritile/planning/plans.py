@@ -49,6 +49,7 @@ from tritile.planning.portfolio import RACED
 from tritile.planning.table import Table
 from tritile.tuner import sync
 from tritile.tuner.plan import Planned
+from tritile.tuner.store.claims import Claim
 from tritile.tuner.store.trial import TORCH, Trial, best_of
 from tritile.tuner.store.trials import store_of
 
@@ -139,9 +140,9 @@ def plan_for(
     """Return the plan of a problem in a mode, by default the one in force.
 
     `allows_torch`: torch's kernel is a candidate too, and the plan has the time of the backend that does not
-    run. Return None only in mode "tune", for a problem to measure first. Raises NotTunedError in mode
-    "strict" if no measurement covers the problem, and UnsupportedError if only torch could compute it, but
-    may not.
+    run. Return None only in mode "tune", for a problem to measure first, or that another process is
+    measuring. Raises NotTunedError in mode "strict" if no measurement covers the problem, and
+    UnsupportedError if only torch could compute it, but may not.
     """
     if problem.needs_torch:
         return _torch_only(problem, device, allows_torch)
@@ -221,8 +222,10 @@ def _chosen(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Pl
     """
     if mode == "off":
         return by_model(problem, device, "mode is off")
+    is_open = mode == "tune" and claim_on(problem, device).is_open()  # before the store is read
     found = trials(problem, device, *([TORCH] if allows_torch else []))  # the store is opened once for both
-    plan = _first(_pinned(problem, device, mode), _fastest(found, problem, device))
+    own = None if is_open else _fastest(found, problem, device)
+    plan = _first(_pinned(problem, device, mode), own)
     if plan is None and mode != "tune":
         plan = _unmeasured(problem, device, mode, allows_torch)
     if plan is None or not allows_torch:
@@ -274,6 +277,12 @@ def trials(problem: Tiled, device: Device, *more: str) -> list[Trial]:
     """Return what was measured here of a problem with tritile's kernels, and with those of more digests."""
     first, *others = _kernels(problem, False)
     return store_of(device).trials(first, problem, *others, *more)
+
+
+def claim_on(problem: Tiled, device: Device) -> Claim:
+    """Return the claim on searches of a problem; while one is open, what the store has of it is a part."""
+    digest = next(iter(FAMILIES[problem.op].values())).digest
+    return Claim(store_of(device), digest, problem)
 
 
 def _fastest(measured: list[Trial], problem: Tiled, device: Device) -> Plan | None:

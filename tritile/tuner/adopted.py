@@ -1,6 +1,7 @@
 """The tuner of a kernel that somebody else decorated with `triton.autotune`: see `adoption`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import triton
@@ -21,6 +22,7 @@ from tritile.tuner.adoption import TUNERS, AdoptedKernel, Options, Unchosen, war
 from tritile.tuner.arguments import DESCRIPTORS
 from tritile.tuner.autotuner import DTYPES, MAX_CACHED, NO_DTYPE, SPECIAL, Autotuner, CacheKey, Scope
 from tritile.tuner.plan import KernelPlan
+from tritile.tuner.store.claims import Claim
 from tritile.tuner.store.trial import seconds_between
 from tritile.tuner.store.trials import store_of
 
@@ -114,7 +116,7 @@ class Adopted(Autotuner):
             own.pop(key, None)
             chosen = self._on_miss(scope, own, key, args, dict(kwargs))
             if own.get(key) is not chosen:
-                return chosen  # not cached: during a capture
+                return chosen  # not cached: tentative, or during a capture
         self._written[key] = cache[key] = chosen
         return chosen
 
@@ -178,22 +180,31 @@ class Adopted(Autotuner):
         before, self.bench_time = self.bench_time, 0.0  # measuring sets it
         key, gpu = self.cache_key_of(args, kwargs)
         try:
-            plan = super().choose(args, kwargs, "cached" if mode == "tune" and gpu in _taken else mode)
+            is_taken = mode == "tune" and gpu in _taken
+            plan = self._unmeasurable(args, kwargs) if is_taken else super().choose(args, kwargs, mode)
         except GpuTakenError as error:
             self._warn_taken(gpu, error)
             if error.for_all:
                 _taken.add(gpu)
-            plan = super().choose(args, kwargs, "cached")
+            plan = self._unmeasurable(args, kwargs)
         finally:
             seconds = self.bench_time
             self.bench_time = seconds or before or 0.0
         if self.configs_timings is None:
             self.configs_timings = {}
+        if plan.tentative:
+            return plan
         is_measured = plan.source in ("exact", "table")
         (self._guessed.discard if is_measured else self._guessed.add)((mode, key))
         trials = [] if seconds or not is_measured else store_of(plan.device).trials(self.digest, plan.problem)
         self._record.count(is_measured, seconds, seconds_between(trials))
         return plan
+
+    def _unmeasurable(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> KernelPlan:
+        """Return the plan where the GPU has no room: tentative while a process with room measures."""
+        store = store_of(self.device_of(args, kwargs))
+        is_open = Claim(store, self.digest, self.problem(args, kwargs)).is_open(alive=True)
+        return replace(super().choose(args, kwargs, "cached"), tentative=is_open)
 
     def _warn_taken(self, gpu: int, error: GpuTakenError) -> None:
         what = "nothing more" if error.for_all else f"no call of {self._record.name} of this size"

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from types import FunctionType
 from typing import Any, Final, Self
 
@@ -55,6 +55,7 @@ from tritile.tuner.measure.timing import do_bench as default_bench
 from tritile.tuner.plan import KernelPlan
 from tritile.tuner.search import Space
 from tritile.tuner.spread import Spread
+from tritile.tuner.store.claims import RETRY_S
 from tritile.tuner.store.tables import kernel_problem, kernel_tables
 from tritile.tuner.store.trial import rank
 from tritile.tuner.store.trials import store_of
@@ -113,6 +114,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self.reference, self.tolerance = reference, tolerance
         self._scope: Scope | None = None  # of the latest call
         self._caches: dict[Scope | None, Memo[CacheKey, triton.Config]] = {}
+        self._held = Memo[tuple[Scope, CacheKey], tuple[triton.Config, float]](MAX_CACHED)  # until when
         self._spreads = Memo[tuple[Scope, CacheKey], Spread](MAX_CACHED)  # under way, in mode "spread"
         self._compiled = Memo[Any, bool](MAX_CACHED)  # calls in mode "strict" with a loaded kernel
         super().__init__(
@@ -245,12 +247,17 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
         def choose() -> triton.Config:
             plan = self.choose(args, kwargs, scope[0])
-            if not captured:
+            if plan.tentative:
+                self._held[scope, key] = plan.config, monotonic() + RETRY_S
+            elif not captured:
                 if scope[0] == "spread" and plan.source not in ("exact", "table"):
                     self._spread(scope, cache, key, plan)
                 cache[key] = plan.config
             return plan.config
 
+        held, until = self._held.get((scope, key), (None, 0.0))
+        if held is not None and monotonic() < until:
+            return held
         if scope[0] != "tune" or captured:
             return choose()
         return once((id(self), scope, key), lambda: cache.get(key) or choose())
@@ -294,7 +301,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     def forget(self) -> None:
         """Drop the configs chosen in this process; measurements stay in the store."""
-        for cache in [*self._caches.values(), self._spreads, self._compiled]:
+        for cache in [*self._caches.values(), self._held, self._spreads, self._compiled]:
             cache.clear()
 
     # How the store identifies a call.
@@ -379,12 +386,13 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     def choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: str) -> KernelPlan:
         """Return the plan of a call in a mode, after measuring if need be.
 
-        Raises NotTunedError in mode "strict" if the call could be measured and no measurement is remembered,
-        and TuningError, with the reasons, if no config works.
+        It is tentative if another process is measuring the problem, or if the GPU is busy. Raises
+        NotTunedError in mode "strict" if the call could be measured and no measurement is remembered, and
+        TuningError, with the reasons, if no config works.
         """
         warn_untested()
         listen()
-        since, call, plan = perf_counter(), self.call(args, kwargs), None
+        since, call, plan, tentative = perf_counter(), self.call(args, kwargs), None, False
         fixed = self.space is None and len(self._configs) == len(call.configs) == 1
         measurable = self.measurable(call.device)
         fits = functools.cache(functools.partial(self._fits, call, mode))
@@ -396,16 +404,18 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             if plan is not None:
                 notify(self, call, plan.config, {plan.config: [(plan.us or 0.0) / 1e3] * 3})
             elif not fixed or self.reference is not None:
-                plan = KernelPlan(call.problem, measured_config(self, call), "exact", call.device)
+                config = measured_config(self, call, shared=True)
+                tentative = config is None
+                plan = None if tentative else KernelPlan(call.problem, config, "exact", call.device)
                 for scope, cache in list(self._caches.items()):
                     if scope is not None and scope[0] != "tune":
                         cache.clear()  # other modes, which may have guessed, choose again
         if plan is None:
-            plan = self._unmeasured(call, mode, fits)
-            if plan.source in ("exact", "table"):
+            plan = replace(self._unmeasured(call, mode, fits), tentative=tentative)
+            if plan.source in ("exact", "table") and not tentative:
                 notify(self, call, plan.config, {plan.config: [(plan.us or 0.0) / 1e3] * 3})
             is_guess = plan.source == "model" and self.perf_model is None and not fixed
-            if is_guess and measurable and mode not in ("off", "spread"):
+            if is_guess and measurable and mode not in ("off", "spread") and not tentative:
                 self.warn_untuned(call.problem, call.device)
         named = (name for name, config in call.configs.items() if config is plan.config)
         name = next(named, None) or arguments.identity(plan.config)
@@ -635,7 +645,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     def __copy__(self) -> Self:
         """Copy the tuner, so that other configs and another mode can be set on the copy."""
         copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__, _caches={}, _spreads=Memo(MAX_CACHED))
+        copied.__dict__.update(self.__dict__, _caches={}, _held=Memo(MAX_CACHED), _spreads=Memo(MAX_CACHED))
         copied.early_config_prune = self._early
         _TUNERS[id(copied)] = copied
         return copied

@@ -27,7 +27,7 @@ import torch
 import triton
 
 from tritile.core.config import Config
-from tritile.core.device import HOST, Device
+from tritile.core.device import HOST, Device, current_index
 from tritile.core.interpreter_private import watched
 from tritile.core.log import log
 from tritile.core.problem import KernelProblem
@@ -62,6 +62,7 @@ from tritile.tuner.measure.shipping import HUGE, NUMBERS, GuardedMemory, Shipmen
 from tritile.tuner.measure.timing import Eager, Least, Run, Timing, copies_for, graph_of
 from tritile.tuner.measure.workers import PoolRunner, WorkerError, shared_runner
 from tritile.tuner.search import Listed, Space
+from tritile.tuner.store.claims import Claim
 from tritile.tuner.store.files import MAX_US
 from tritile.tuner.store.trial import Trial, best_of, is_final_failure
 from tritile.tuner.store.trials import store_of
@@ -707,34 +708,59 @@ def notify(
 
 
 def measured_config(
-    tuner: "Autotuner", call: KernelCall, rules: Rules | None = None, force: bool = False
-) -> triton.Config:
+    tuner: "Autotuner", call: KernelCall, rules: Rules | None = None, force: bool = False,
+    shared: bool = False,
+) -> triton.Config | None:  # fmt: skip
     """Return the fastest config of one call among those left by its pruning, measuring what is missing.
 
     Configs with a trial in the store are not measured again unless `force`, or unless they ran out of memory,
-    hung or lost the GPU, or no config works. `rules` default to `rules_of`. Raises TuningError, with the
-    reasons, if no config works; its cause is the last config's error.
+    hung or lost the GPU, or no config works. `rules` default to `rules_of`. `shared`: of the processes that
+    want the same, one measures and the others wait for it, up to `TRITILE_TUNE_BUDGET`. Returns None only
+    then: if it still measures, or if the GPU is busy. Raises TuningError, with the reasons, if no config
+    works; its cause is the last config's error.
     """
     rules = replace(rules or rules_of(tuner), by_trials=call.reference is None)
-    space = tuner.space or Listed(call.configs)
-    stored = [] if force else store_of(call.device).trials(call.source, call.problem)
-    trials = {t.config: t for t in stored if t.is_final and t.config in space}
-    if best_of(trials.values()) is None:
-        trials = {}
+    whole = space = tuner.space or Listed(call.configs)
+    is_quick = tuner.effort == "quick" and not rules.exhaustive
+    trials: dict[Config, Trial] = {}
     exact: dict[triton.Config, list[float]] = {}
     cause: TuningError | None = None
     seconds: float | None = None
-    is_unchecked = call.reference is not None and not any(trial.right for trial in trials.values())
-    is_quick = tuner.effort == "quick" and not rules.exhaustive
-    if is_quick and isinstance(space, Listed):
-        space = _likeliest(tuner, call)
-    if is_unchecked or (has_more(space, trials, rules) and not (is_quick and trials)):
+
+    def read() -> None:
+        stored = [] if force else store_of(call.device).trials(call.source, call.problem)
+        trials.update({t.config: t for t in stored if t.is_final and t.config in whole})
+
+    def is_known(ended: bool) -> bool:
+        nonlocal space
+        read()
+        if best_of(trials.values()) is None:
+            trials.clear()
+        if is_quick and isinstance(whole, Listed):
+            space = _likeliest(tuner, call)
+        if call.reference is not None and not any(trial.right for trial in trials.values()):
+            return False
+        return bool(trials and (ended or is_quick)) or not has_more(space, trials, rules)
+
+    def search(resumes: bool = False) -> bool:
+        nonlocal cause, seconds
         tuning = _Tuning(tuner, call, space, trials, rules)
         if not (tuner.isolate and call.device != HOST and tuning.in_workers()):
-            exact = tuning.in_process()
+            exact.update(tuning.in_process())
         tuning.report()
-        cause = tuning.cause
-        seconds = time.monotonic() - tuning.since
+        cause, seconds = tuning.cause, time.monotonic() - tuning.since
+        return best_of(trials.values()) is not None and has_more(space, trials, rules)
+
+    if shared:
+        claim = Claim(store_of(call.device), call.source, call.problem)
+        tensors = (tensor for value in call.named.values() for tensor in tensors_of(value) if tensor.is_cuda)
+        default = None if call.device == HOST else current_index()
+        gpu = next((tensor.get_device() for tensor in tensors), default)
+        if not claim.settle(is_known, search, tune_budget_s(Rules.problem_s), gpu):
+            return None
+    elif not is_known(False):
+        search()
+    read()  # what is stored decides, here and in other processes
     best = best_of(trials.values())
     if best is None:
         reasons = "; ".join(sorted({t.failure for t in trials.values() if t.failure})[:4])

@@ -55,7 +55,10 @@ class KernelPlan(Planned):
         device: the GPU of the plan.
         us: measured microseconds; None if the source has none.
         why: the source in words.
+        tentative: True if another process is measuring the problem, or if the GPU was too busy to: a later
+            call chooses again.
     """
 
     problem: KernelProblem
     config: triton.Config
+    tentative: bool = False

@@ -166,7 +166,7 @@ class Folder:
     """The objects below a URL. Methods raise whatever the file system raises."""
 
     def __init__(self, url: str) -> None:
-        from fsspec.core import url_to_fs  # torch requires it; what it needs for URLs is the extra `shared`
+        from fsspec.core import url_to_fs  # the extra `shared` has what it needs for URLs
         from fsspec.implementations.local import LocalFileSystem
 
         self.fs, root = url_to_fs(url)

@@ -17,7 +17,7 @@ import sqlite3
 import threading
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -87,6 +87,7 @@ _IF_NEWER: Final = (
 # parent's locks.
 _LOCK: Final = threading.RLock()
 _unusable = False  # True if this process was forked while a thread of the parent used SQLite nevertheless
+_FORKED: Final = "the parent was using the file as it forked this process"
 Row = tuple[Any, ...]
 T = TypeVar("T")
 
@@ -195,6 +196,16 @@ def _connected(where: str, wait_s: float, uri: bool = False) -> contextlib.closi
     return contextlib.closing(connection)
 
 
+@contextlib.contextmanager
+def opened(path: Path, wait_s: float) -> Iterator[sqlite3.Connection]:
+    """Open a SQLite file that is not a store, in one thread at a time: see `_LOCK`. Raises as `_use` does."""
+    with _LOCK:
+        if _unusable:
+            raise OSError(_FORKED)
+        with _connected(str(path), wait_s) as connection:
+            yield connection
+
+
 def _is_store(connection: sqlite3.Connection) -> bool:
     """True for a store, False for an empty file. Raises sqlite3.Error for anything else."""
     query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"
@@ -226,7 +237,7 @@ def _check(connection: sqlite3.Connection) -> None:
         raise _DamagedError(f"is damaged ({str(found).splitlines()[-1][:200]})")
 
 
-def _is_damage(error: Exception) -> bool:
+def is_damage(error: Exception) -> bool:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return isinstance(error, _DamagedError) or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -393,6 +404,17 @@ class Store:
             self.unwritten.pop(place)
         return self._use(deleted, 0, write=True) if self.path.exists() else 0
 
+    def place(self, kernel: str, problem: Problem) -> str | None:
+        """Return the environment and problem of trials as a text; None if they are never remembered."""
+        try:
+            return json.dumps([*self._environment(kernel), problem_key(problem)])
+        except (ValueError, TypeError, RecursionError):
+            return None
+
+    def warn_unusable(self, path: Path, error: Exception) -> None:
+        """Warn, once for all files of this store, that one of them cannot be used."""
+        self._warn("file", f"{path}: {error}; calls go on without it")
+
     def _environment(self, kernel: str) -> Row:
         return environment_from((*facts_of(self.device), kernel))
 
@@ -420,7 +442,7 @@ class Store:
         try:
             with _LOCK:
                 if _unusable:
-                    raise OSError("the parent was using the file as it forked this process")
+                    raise OSError(_FORKED)
                 for _ in range(_ATTEMPTS):
                     identity = self._identity(create=write)
                     if identity is None:
@@ -428,7 +450,7 @@ class Store:
                     try:
                         result = self._done(work, WRITE_S if write else READ_S, identity)
                     except _FAULTS as error:
-                        if _is_damage(error):
+                        if is_damage(error):
                             self._set_aside(str(error), identity)
                         elif self._identity() == identity:
                             raise
@@ -437,7 +459,7 @@ class Store:
                             return result
                 raise OSError("other processes set it aside again and again")
         except _FAULTS as error:
-            self._warn("file", f"{self.path}: {error}; calls go on without it")
+            self.warn_unusable(self.path, error)
         return nothing
 
     def _done(self, work: Callable[[sqlite3.Connection], T], wait_s: float, identity: tuple[int, int]) -> T:
@@ -476,7 +498,7 @@ class Store:
                     try:
                         connection.execute("BEGIN EXCLUSIVE")
                     except sqlite3.Error as error:
-                        if not _is_damage(error):
+                        if not is_damage(error):
                             raise
                     self.path.rename(aside)
         except (*_FAULTS, NotImplementedError) as error:
