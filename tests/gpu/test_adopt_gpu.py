@@ -139,10 +139,13 @@ def test_full_gpu_measures_nothing(library, monkeypatch):
     workers._runners.clear()
     torch.cuda.empty_cache()
     filler = torch.empty(torch.cuda.mem_get_info()[0] - (64 << 20), dtype=torch.uint8, device="cuda")
-    with tritile.adopt() as adopted:
-        with pytest.warns(UntunedWarning, match="no room for it"):
-            library.call(200)
-        library.call(300)
-    del filler
+    try:
+        with tritile.adopt() as adopted:
+            with pytest.warns(UntunedWarning, match="no room for it"):
+                library.call(200)
+            library.call(300)
+    finally:
+        del filler
+        torch.cuda.empty_cache()  # else the processes of later tests have no room
     (row,) = adopted.report
     assert (row.measured, row.remembered, row.guessed, row.why) == (0, 0, 2, "")
