@@ -95,7 +95,7 @@ def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITILE_TUNE_BUDGET", "inf")  # however slow the machine is
     monkeypatch.setenv("TRITILE_BACKENDS", "triton")  # a test that torch alone would pass proves nothing
-    for name in ("TRITILE_MODE", "TRITILE_BATCH_INVARIANT", "TRITILE_COMMIT"):
+    for name in ("TRITILE_MODE", "TRITILE_BATCH_INVARIANT", "TRITILE_COMMIT", "TRITILE_SHARED"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -175,7 +175,10 @@ def test_metadata_declares_imports_in_ranges(metadata):
     }
     pins = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     pins = {canonicalize_name(name).replace("-", "_"): version for name, version in pins.items()}
-    assert {name for (_, name), ranges in declared.items() if pins[name] not in ranges} == set()
+    backends = {"s3fs", "gcsfs", "huggingface_hub"}  # of fsspec, which no test needs
+    assert {name for marker, name in declared if "shared" in marker} == backends
+    pinned = {name: ranges for (_, name), ranges in declared.items() if name not in backends}
+    assert {name for name, ranges in pinned.items() if pins[name] not in ranges} == set()
     trees = [ast.parse(path.read_text()) for path in (ROOT / "tritile").rglob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -200,6 +203,8 @@ def test_readme_and_commands_from_wheel(installed, packages, tmp_path):
         ("explain", "64x64x64", *H200): (0, "BLOCK_M"),
         ("merge", store, *H200): (0, "2 trials added"),
         ("show", *H200): (0, "BLOCK_N=32"),
+        ("pull", *H200): (2, "set TRITILE_SHARED"),
+        ("compact", str(tmp_path / "none")): (1, "FileNotFoundError"),
         ("export", "--output", "b.json", *H200): (0, "1 entries"),
         ("check", "json:dumps", "5", "--make", "math:sqrt"): (2, "is no kernel"),
         ("run", "--print-env"): (0, "tritile/tuner/startup"),

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tritile.cli import bench, check, compile, doctor, explain, remembered, run, tune  # noqa: F401
+from tritile.cli import bench, check, compile, doctor, explain, fleet, remembered, run, tune  # noqa: F401
 from tritile.cli.shared import app
 from tritile.core.distribution import __version__
 

@@ -105,8 +105,11 @@ def _cache(gpu: devices.Device | None) -> Finding:
         return Finding("cache", f"{folder}: {brief(error)}", False, advice)
     if gpu is None:
         return Finding("cache", f"{folder}, writable")
-    count = sum(1 for _ in store_of(gpu).all_trials())
-    return Finding("cache", f"{folder}: {counted(count, 'trial')} of {gpu.name}")
+    store = store_of(gpu)
+    where = f" in {store.path.parent}" if settings.store_dir() != folder else ""
+    where += f", shared through {settings.shared_url()}" if settings.shared_url() else ""
+    count = sum(1 for _ in store.all_trials())
+    return Finding("cache", f"{folder}: {counted(count, 'trial')} of {gpu.name}{where}")
 
 
 def _kernel() -> Finding:

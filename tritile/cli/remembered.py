@@ -11,7 +11,7 @@ import typer
 
 from tritile.cli import shared
 from tritile.cli.shared import app, console, counted, device_of, number, print_json, print_table
-from tritile.core.settings import cache_dir
+from tritile.core.settings import cache_dir, shared_url, store_dir
 from tritile.errors import InvalidValueError, NotTunedError, did_you_mean
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ def show(
     ] = None,
     target: shared.Target = None,
     trials: Annotated[bool, typer.Option(help="Every trial, not only the best of each problem.")] = False,
+    of_fleet: Annotated[
+        bool, typer.Option("--shared", help="What the shared folder has of each GPU model, or of --target.")
+    ] = False,
     as_json: shared.Json = False,
 ) -> None:
     """Show what is remembered of this GPU (or --target), and the tables and portfolios that it uses.
@@ -42,8 +45,14 @@ def show(
     from tritile.planning import gpu_tables
     from tritile.tuner.store.trials import store_of
 
+    if of_fleet:
+        from tritile.cli.fleet import show_folder
+
+        if kernel or trials:
+            raise InvalidValueError("--shared goes with neither --kernel nor --trials")
+        return show_folder(device_of(target).slug if target else None, as_json)
     device = device_of(target)
-    store, (found, others) = store_of(device), _sorted_out(device)
+    store, (found, others) = store_of(device), sorted_out(device)
     decorated = _decorated(found)
     if kernel:
         _check_names(kernel, decorated, f"on {device.name}")
@@ -99,7 +108,7 @@ def show(
         console.print(others)
 
 
-def _sorted_out(device: "Device") -> "tuple[list[tuple[str, Trial]], str]":
+def sorted_out(device: "Device") -> "tuple[list[tuple[str, Trial]], str]":
     """Return the trials that count: of this GPU, these versions and the current source of tritile's kernels.
 
     Each comes with its kernel's digest. The text says how many others there are and why they do not count.
@@ -154,7 +163,7 @@ def _decorated(trials: "Iterable[tuple[str, Trial]]") -> "dict[str, dict[str, li
 
 
 def _winners(device: "Device") -> "dict[str, dict[str, list[Trial]]]":
-    return _decorated(pair for pair in _sorted_out(device)[0] if pair[1].works)
+    return _decorated(pair for pair in sorted_out(device)[0] if pair[1].works)
 
 
 def _summary(name: str, digest: str, trials: "Sequence[Trial]") -> dict[str, Any]:
@@ -253,7 +262,7 @@ def export(
                 f"{device.name} would stand in their place: --replace writes them"
             )
     if not made.entries and not made.portfolios:
-        decorated, (_, others) = ", ".join(sorted(_winners(device))), _sorted_out(device)
+        decorated, (_, others) = ", ".join(sorted(_winners(device))), sorted_out(device)
         advice = f" but of decorated kernels: --kernel writes {decorated}" if decorated else ""
         advice = advice or (f" that counts here; {others}" if others else ": tune it first")
         raise InvalidValueError(f"nothing is remembered of {device.name}{advice}")
@@ -301,7 +310,7 @@ def merge(
         with shared.working(str(path)):
             count = store.merge(path)
         console.print(f"{path}: {counted(count, 'trial')} added to {store.path}")
-    if others := _sorted_out(device)[1]:
+    if others := sorted_out(device)[1]:
         console.print(others)
 
 
@@ -330,7 +339,7 @@ def clear(
         raise InvalidValueError("--all is for every GPU: leave --target away")
     shared.check_output(cache_dir(), folder=True, option="the folder of what is remembered,")
     if every:
-        gpus = [path.stem for path in sorted(cache_dir().glob("*.sqlite3"))]
+        gpus = [path.stem for path in sorted(store_dir().glob("*.sqlite3"))]
         stores = [Store(dataclasses.replace(HOST, name=name)) for name in gpus]
         portfolios, where = [*cache_dir().glob("*.portfolios.json")], f"in {cache_dir()}"
     else:
@@ -348,3 +357,5 @@ def clear(
     for path in () if kernel else portfolios:
         path.unlink(missing_ok=True)
     console.print(f"{what} {where} deleted: {counted(count, 'trial')}")
+    if shared_url():
+        console.print(f"what {shared_url()} has stays there, and `tritile pull` takes it in again")

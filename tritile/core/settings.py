@@ -2,9 +2,12 @@
 
 import contextlib
 import functools
+import hashlib
 import itertools
+import logging
 import math
 import os
+import re
 import stat
 import tempfile
 import threading
@@ -314,7 +317,7 @@ def table_path() -> Path | None:
 
 
 def cache_dir() -> Path:
-    """Return where stores are kept: `TRITILE_CACHE_DIR`, else the platform's cache directory for the user.
+    """Return where results are kept: `TRITILE_CACHE_DIR`, else the platform's cache directory for the user.
 
     Return a temporary folder that only this user can open, with a StoreWarning, if that is in the home folder
     of an unknown user or the user has none.
@@ -337,6 +340,75 @@ def _folder(requested: str | None, *environment: str | None) -> Path:
         stacklevel=callers_level(),
     )
     return temporary
+
+
+# As /proc/self/mountinfo names them. SQLite relies on locks that these keep for one host at best.
+_NETWORK: Final = re.compile(
+    r"nfs\d?|cifs|smb\w*|lustre|gpfs|beegfs\w*|ceph|glusterfs|pvfs2|orangefs|panfs|wekafs|afs|"
+    r"fuse\.(sshfs|glusterfs|ceph.*|s3fs|gcsfuse|goofys|mountpoint-s3|blobfuse2?|rclone|juicefs.*|seaweedfs|"
+    r"weed|mfs.*|moosefs|davfs2?|hdfs.*|dbfs.*|alluxio.*|beegfs.*|wekafs)",
+    re.IGNORECASE,
+)
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+
+
+def store_dir() -> Path:
+    """Return where the stores of trials are kept: `cache_dir()`, unless that is on a network file system.
+
+    Then it is a folder of this node, below the system's temporary directory, that only this user can open.
+    """
+    return _of_node(cache_dir())
+
+
+def shared_url() -> str | None:
+    """Return the folder in which hosts share trials: `TRITILE_SHARED`, a path or a URL for fsspec.
+
+    By default it is `cache_dir()` if that is on a network file system, else None. Raises InvalidValueError if
+    the path is in the home folder of an unknown user.
+    """
+    url = os.environ.get("TRITILE_SHARED")
+    if url and ("://" in url or "::" in url):
+        return url
+    try:
+        if url:
+            return str(Path(url).expanduser().absolute())
+    except RuntimeError as error:
+        raise InvalidValueError(f"TRITILE_SHARED is {url!r}: {error}") from None
+    cache = cache_dir()
+    return None if _of_node(cache) == cache else str(cache.absolute())
+
+
+@functools.cache
+def _of_node(folder: Path) -> Path:
+    """Return the folder, or one of this node in its place if it is on a network file system; logs once."""
+    kind = _file_system(folder)
+    if not _NETWORK.fullmatch(kind):
+        return folder
+    name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:12]
+    own = _temporary() / name
+    text = (
+        "%s is on a network file system (%s): trials are kept in %s, and shared through TRITILE_SHARED or it"
+    )
+    logging.getLogger("tritile.tune").info(text, folder, kind, own)
+    return own
+
+
+def _file_system(folder: Path) -> str:
+    """Return the type of the file system that a folder is, or would be, on; "" if that is unknown."""
+    try:
+        path = os.path.realpath(folder)
+        lines = _MOUNTS.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return ""
+    found, longest = "", -1
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), left.split(" ")[4]).rstrip("/")
+        if (
+            f"{path}/".startswith(f"{point}/") and len(point) >= longest
+        ):  # of two on one point the later hides
+            found, longest = right.split(" ")[0], len(point)
+    return found
 
 
 def _temporary() -> Path:

@@ -18,6 +18,7 @@ from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_l
 
 MAX_TEXT: Final = 1 << 16
 MAX_US: Final = 1e12
+_MAX_CACHED: Final = 4096  # characters of a key
 T = TypeVar("T")
 
 
@@ -98,12 +99,26 @@ def _read(kind: str, source: Any, from_dict: Callable[[Any], T], key_of: Callabl
 
 def problem_from(source: Any) -> Problem:
     """Return the problem of a dictionary or of a canonical key. Raises InvalidValueError otherwise."""
+    if isinstance(source, str) and len(source) <= _MAX_CACHED:
+        return _problem_of(source)
     return _read("problem", source, problem_from_dict, problem_key)
 
 
 def config_from(source: Any) -> Config:
     """Return the config of a dictionary or of a canonical key. Raises InvalidValueError otherwise."""
+    if isinstance(source, str) and len(source) <= _MAX_CACHED:
+        return _config_of(source)
     return _read("config", source, Config.from_dict, attrgetter("key"))
+
+
+@functools.lru_cache(1024)  # many trials are of few problems and configs
+def _problem_of(text: str) -> Problem:
+    return _read("problem", text, problem_from_dict, problem_key)
+
+
+@functools.lru_cache(1024)
+def _config_of(text: str) -> Config:
+    return _read("config", text, Config.from_dict, attrgetter("key"))
 
 
 def number_from(value: Any, low: float, high: float, whole: bool = False) -> Any:

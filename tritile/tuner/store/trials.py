@@ -27,7 +27,7 @@ from filelock import FileLock
 from tritile.core.device import Device
 from tritile.core.forgetting import Memo
 from tritile.core.problem import Problem, problem_key
-from tritile.core.settings import cache_dir
+from tritile.core.settings import shared_url, store_dir
 from tritile.core.threads import at_fork
 from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
 from tritile.tuner.store.files import MAX_TEXT, MAX_US, config_from, number_from, problem_from, sifted
@@ -40,12 +40,12 @@ _ATTEMPTS: Final = 4  # at a file that other processes keep setting aside
 # Fields of Device, and the kernel's digest. The driver's version is not among them: drivers load the machine
 # code of Triton's assembler as it is, and every driver update would void all measurements. `arch` has no
 # type, so that 90 and "90" stay distinct.
-_ENVIRONMENT: Final = {
+ENVIRONMENT: Final = {
     "name": "TEXT NOT NULL", "backend": "TEXT NOT NULL", "arch": "NOT NULL",
     "processors": "INTEGER NOT NULL", "l2_bytes": "INTEGER NOT NULL", "shared_memory": "INTEGER NOT NULL",
     "triton": "TEXT NOT NULL", "compiler": "TEXT NOT NULL", "kernel": "TEXT NOT NULL",
 }  # fmt: skip
-_TRIAL: Final = {
+TRIAL: Final = {
     "problem": "TEXT NOT NULL", "op": "TEXT NOT NULL", "config": "TEXT NOT NULL", "us": "REAL",
     "spread": "REAL", "registers": "INTEGER", "spills": "INTEGER", "shared": "INTEGER", "error": "REAL",
     "failure": "TEXT", "measured_utc": "TEXT NOT NULL",
@@ -61,23 +61,28 @@ def _table(name: str, columns: dict[str, str], first: str, unique: Iterable[str]
 
 
 _SCHEMA: Final = (
-    _table("environments", _ENVIRONMENT, "", _ENVIRONMENT),
-    _table("trials", _TRIAL, "environment INTEGER NOT NULL, ", ("environment", "problem", "config")),
+    _table("environments", ENVIRONMENT, "", ENVIRONMENT),
+    _table("trials", TRIAL, "environment INTEGER NOT NULL, ", ("environment", "problem", "config")),
 )
 _JOINED: Final = "FROM trials JOIN environments ON environments.id = environment"
-_ON_DEVICE: Final = " AND ".join(f"{name} = ?" for name in _ENVIRONMENT if name != "kernel")
-_SELECT: Final = f"SELECT {', '.join(_TRIAL)} {_JOINED}"
-_SELECT_ALL: Final = f"SELECT {', '.join((*_ENVIRONMENT, *_TRIAL))} {_JOINED} ORDER BY trials.id"
+_ON_DEVICE: Final = " AND ".join(f"{name} = ?" for name in ENVIRONMENT if name != "kernel")
+_SELECT: Final = f"SELECT {', '.join(TRIAL)} {_JOINED}"
+_SELECT_ALL: Final = f"SELECT {', '.join((*ENVIRONMENT, *TRIAL))} {_JOINED} ORDER BY trials.id"
 _ADD_ENVIRONMENT: Final = (
-    f"INSERT OR IGNORE INTO environments ({', '.join(_ENVIRONMENT)}) "
-    f"VALUES ({', '.join('?' for _ in _ENVIRONMENT)})"
+    f"INSERT OR IGNORE INTO environments ({', '.join(ENVIRONMENT)}) "
+    f"VALUES ({', '.join('?' for _ in ENVIRONMENT)})"
 )
 _ADD_TRIAL: Final = (
-    f"INSERT INTO trials (environment, {', '.join(_TRIAL)}) SELECT id, {', '.join('?' for _ in _TRIAL)} "
+    f"INSERT INTO trials (environment, {', '.join(TRIAL)}) SELECT id, {', '.join('?' for _ in TRIAL)} "
     f"FROM environments WHERE {_ON_DEVICE} AND kernel = ? ON CONFLICT (environment, problem, config) "
-    "DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in _TRIAL)
+    "DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in TRIAL)
 )
-_IF_NEWER: Final = " WHERE coalesce(julianday(trials.measured_utc), 0) < julianday(excluded.measured_utc)"
+# Newer, or as new and slower, so that all who merge the same trials keep the same. The parameter is a date
+# that the new trial had before it was corrected, or None.
+_IF_NEWER: Final = (
+    " WHERE trials.measured_utc = ? OR (coalesce(julianday(trials.measured_utc), 0), coalesce(trials.us, 0)) "
+    "< (julianday(excluded.measured_utc), coalesce(excluded.us, 0))"
+)
 # Taken while any thread uses SQLite. A fork waits for it: the child's SQLite would believe that it owns the
 # parent's locks.
 _LOCK: Final = threading.RLock()
@@ -163,12 +168,12 @@ def row_of(trial: Trial) -> Row:
 
 def facts_of(device: Device) -> Row:
     """Return the facts of a device by which trials count on it: an environment without the kernel."""
-    return tuple(getattr(device, name) for name in _ENVIRONMENT if name != "kernel")
+    return tuple(getattr(device, name) for name in ENVIRONMENT if name != "kernel")
 
 
 def environment_from(row: Sequence[Any]) -> Row:
     """Return the row of an environment. Raises InvalidValueError if no device can have it."""
-    for (name, kind), value in zip(_ENVIRONMENT.items(), row, strict=True):
+    for (name, kind), value in zip(ENVIRONMENT.items(), row, strict=True):
         is_count = isinstance(value, int) and 0 <= value < 2**63
         is_text = isinstance(value, str) and len(value) <= MAX_TEXT
         if not ((is_count and not kind.startswith("TEXT")) or (is_text and not kind.startswith("INTEGER"))):
@@ -176,8 +181,9 @@ def environment_from(row: Sequence[Any]) -> Row:
     return tuple(row)
 
 
-def _pair_from(row: Row) -> tuple[Row, Trial]:
-    cut = len(_ENVIRONMENT)
+def pair_from(row: Sequence[Any]) -> tuple[Row, Trial]:
+    """Return the environment and the trial of a row with both. Raises InvalidValueError for any other row."""
+    cut = len(ENVIRONMENT)
     return environment_from(row[:cut]), trial_from(row[cut:])
 
 
@@ -237,10 +243,14 @@ def is_damage(error: Exception) -> bool:
 
 
 def _put(connection: sqlite3.Connection, pairs: Sequence[tuple[Row, Row]], condition: str = "") -> int:
-    """Write environments and rows of trials, all or none; return how many rows were added or replaced."""
+    """Write environments and rows of trials, all or none; return how many rows were added or replaced.
+
+    With a condition, a row ends in its parameter.
+    """
     with connection:
         connection.executemany(_ADD_ENVIRONMENT, dict.fromkeys(environment for environment, _ in pairs))
-        rows = ((*row, *environment) for environment, row in pairs)
+        cut = len(TRIAL)
+        rows = ((*row[:cut], *environment, *row[cut:]) for environment, row in pairs)
         return connection.executemany(_ADD_TRIAL + condition, rows).rowcount
 
 
@@ -269,7 +279,7 @@ def rows_of(path: Path) -> list[Row]:
 
 
 class Store:
-    """The trials of one GPU model, in the file `path` of `directory` (default: `settings.cache_dir()`).
+    """The trials of one GPU model, in the file `path` of `directory` (default: `settings.store_dir()`).
 
     Trials that cannot be written count in this process, and are written with the next ones. Only `merge` and
     `of_file` raise, and only for a file that they cannot read. Adding is one short transaction: a killed
@@ -278,7 +288,7 @@ class Store:
 
     def __init__(self, device: Device, directory: Path | None = None) -> None:
         self.device = device
-        self.path = Path(directory or cache_dir()).absolute() / f"{device.slug}.sqlite3"
+        self.path = Path(directory or store_dir()).absolute() / f"{device.slug}.sqlite3"
         self.unwritten: Memo[Any, tuple[Row, Row]] = Memo()  # by environment, problem and config
         self._warned: set[str] = set()
         self._checked: tuple[int, int] | None = None
@@ -353,15 +363,15 @@ class Store:
 
     def all_trials(self) -> list[tuple[dict[str, Any], Trial]]:
         """Return every trial with its environment, by column name."""
-        pairs = self._valid(self._selected(_SELECT_ALL), _pair_from)
-        return [(dict(zip(_ENVIRONMENT, environment, strict=True)), trial) for environment, trial in pairs]
+        pairs = self._valid(self._selected(_SELECT_ALL), pair_from)
+        return [(dict(zip(ENVIRONMENT, environment, strict=True)), trial) for environment, trial in pairs]
 
     def of_file(self, other: Path) -> list[tuple[Row, Trial]]:
         """Return this GPU model's rows of another store, or of a .gz of one: environment and trial.
 
         Raises FileError if it is not a store, is damaged, or has only trials of other GPU models.
         """
-        pairs = self._valid(rows_of(other), _pair_from)
+        pairs = self._valid(rows_of(other), pair_from)
         ours = [pair for pair in pairs if pair[0][0] == self.device.name]
         if pairs and not ours:
             raise FileError(f"{other} holds trials of {pairs[0][0][0]}, not of {self.device.name}")
@@ -369,8 +379,18 @@ class Store:
 
     def merge(self, other: Path) -> int:
         """Add another store's trials where they are newer; return how many were. Raises like `of_file`."""
-        pairs = [(environment, row_of(trial)) for environment, trial in self.of_file(other)]
-        return self._use(lambda connection: _put(connection, pairs, _IF_NEWER), 0, write=True)
+        return (
+            self.take([(environment, (*row_of(trial), None)) for environment, trial in self.of_file(other)])
+            or 0
+        )
+
+    def take(self, pairs: Sequence[tuple[Row, Row]]) -> int | None:
+        """Add valid rows where they are newer; return how many were, None if nothing can be written.
+
+        A row ends in the date that its trial had before it was corrected, or None. A row of that date is
+        the same trial, and is replaced.
+        """
+        return self._use(lambda connection: _put(connection, pairs, _IF_NEWER), None, write=True)
 
     def clear(self, kernel: str | None = None) -> int:
         """Delete all trials of this GPU model, or those of one decorated kernel; return how many."""
@@ -488,10 +508,14 @@ class Store:
 
 
 @functools.lru_cache(maxsize=64)
-def _store_in(device: Device, directory: Path) -> Store:
-    return Store(device, directory)
+def _store_in(device: Device, directory: Path, url: str | None) -> Store:
+    if url is None:
+        return Store(device, directory)
+    from tritile.tuner.store.shared import SharedStore  # a subclass
+
+    return SharedStore(device, directory, url)
 
 
 def store_of(device: Device) -> Store:
-    """Return the store of a device in the cache directory now in force."""
-    return _store_in(device, cache_dir())
+    """Return the store of a device in the folder now in force, which hosts share if that is set."""
+    return _store_in(device, store_dir(), shared_url())
