@@ -43,7 +43,8 @@ HOST: Final = "host"  # the op and the suite of host times
 BY_SIZE: Final = "by size"  # how a case of suite "unseen" was `drawn`
 BY_TIME: Final = "by time"
 BASELINES: Final = ("inductor",)  # besides torch, which is always there
-_OF_SCRIPTS: Final = ("adopted", "models", "ranks", "rows", "searches", "spread")  # ops of lines that are not read here
+# Ops of lines that are not read here.
+_OF_SCRIPTS: Final = ("adopted", "models", "ranks", "rows", "searches", "spread")
 _NAMES: Final = ("op", "suite", "dtype", "precision", "layout")
 _SIZES: Final = {
     "matmul": ("precision", "layout", "batch", "m", "n", "k"),
