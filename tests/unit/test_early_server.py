@@ -155,3 +155,14 @@ def test_it_ends_with_its_program(tmp_path):
     state = Path(f"/proc/{pid}/stat")
     while state.exists() and ") Z " not in state.read_text():  # it ends as soon as torch is imported
         pass
+
+
+@pytest.mark.parametrize(("name", "value"), [("executable", None), ("executable", ""), ("frozen", True)])
+def test_a_program_that_is_no_python_starts_none(capable, monkeypatch, name, value):
+    """Embedded or frozen: `sys.executable` is nothing, or the program, which would start itself."""
+    monkeypatch.setattr(sys, name, value, raising=False)
+    monkeypatch.setattr(server.subprocess, "Popen", lambda *_, **__: pytest.fail("it starts something"))
+    server.start_early()
+    assert server._early is None
+    with pytest.raises(OSError, match="no Python"):
+        server.take()

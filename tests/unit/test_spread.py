@@ -378,8 +378,156 @@ def test_what_was_measured_is_not_measured_again(simulate):
     x, out = torch.ones(64), torch.zeros(64)
     with tritile.mode("spread"):
         call = kernel.call((x, out, 64), {"grid": (1,)})
-        trial = Trial(call.problem, [*call.configs][2], 9.0, measured_utc="2026-01-01")
-        store_of(here.device).add(kernel.digest, trial)
+        for config, us in zip(call.configs, (12.0, 10.0, 9.0), strict=True):
+            trial = Trial(call.problem, config, us, measured_utc="2026-01-01")
+            store_of(here.device).add(kernel.digest, trial)
         launched_by(kernel, x, out, 2)
     assert kernel.best_config is configs[2]
     assert here.threads == []
+
+
+def test_a_call_that_fails_by_itself_is_not_held_against_a_config(simulate):
+    here = simulate([100, 80, 90, 120, 70], [100, 80, 90, 120, 70])
+    here.calls(1)
+    here.search()
+    here.fails.update(CONFIGS.values())  # a grid that raises, say
+    for _ in range(5):
+        with pytest.raises(ValueError, match="does not run here"):
+            here.calls(1)
+    assert all(trial.works for trial in here.trials)
+    here.fails.clear()
+    here.calls(3000)
+    assert here.winner is OTHERS[-1]
+
+
+def test_times_of_zero_do_not_reach_the_program(simulate):
+    """Launches of an empty grid, under the key of longer ones."""
+    here = simulate([0] * 5, [100, 80, 90, 120, 70])
+    here.calls(1)
+    here.search()
+    here.calls(300)
+    assert len(here.ran) == 301
+
+
+@pytest.mark.parametrize("args", [(1, 2, 64), (torch.ones(64), torch.zeros(64), 64)])
+def test_a_call_that_cannot_be_described_runs(simulate, monkeypatch, args):
+    """One without tensors, or whose pruning raises for these values."""
+    here = simulate([100, 80, 90, 120, 70], [100, 80, 90, 120, 70])
+    if isinstance(args[0], torch.Tensor):
+        monkeypatch.setattr(here, "call", lambda args, kwargs: 1 // 0)
+    for _ in range(3):
+        here.spread.launch(args, {"grid": (4,)}, here.launch)
+    assert here.ran == [GUESS] * 3
+    assert len(here.warned) == 1
+    assert spread._gate(0).acquire(blocking=False)
+
+
+def test_a_problem_that_waits_for_another_costs_its_calls_nothing(simulate, monkeypatch):
+    here = simulate([100, 80, 90, 120, 70], [100, 80, 90, 120, 70])
+    here.calls(1)
+    described = []
+    monkeypatch.setattr(here, "call", lambda args, kwargs: described.append(args))
+    other = Spread(here, GUESS, lambda: None)
+    for _ in range(3):
+        other.launch((here.x, here.out, 64), {"grid": (4,)}, here.launch)
+    assert described == []
+
+
+def _worked(tuner, call, rules):
+    for config, us in zip(call.configs, (100, 80, 90), strict=True):
+        store_of(call.device).add(call.source, Trial(call.problem, config, us, measured_utc="2026-01-01"))
+
+
+@pytest.fixture
+def kernels(simulate, monkeypatch):
+    """A kernel of tritile's decorator, and an adopted one; each with the configs of its launches so far."""
+    here = simulate([100, 80, 90, 120, 70], [100, 80, 90, 120, 70])
+    monkeypatch.setattr(spread, "measured_config", _worked)
+    configs = [triton.Config({"BLOCK": block}) for block in (16, 32, 64)]
+    own, theirs = tritile.autotune(configs, ["N"])(copy), triton.autotune(configs, ["N"])(copy)
+    ran = []
+
+    def run(*args, BLOCK, grid, warmup=False, **options):
+        here.launched += 1
+        here.clock += 100 if BLOCK == 16 else BLOCK
+        ran.append(BLOCK)
+
+    monkeypatch.setattr(copy, "run", run)
+    with tritile.mode("spread"), tritile.adopt():
+        yield here, (own, theirs), ran
+
+
+def test_best_config_is_the_one_that_ran(kernels):
+    """Programs size what reads the kernel's output by it."""
+    here, tuners, ran = kernels
+    for kernel in tuners:
+        store_of(here.device).clear()
+        seen = set()
+        for _ in range(60):
+            launched_by(kernel, here.x, here.out, 1)
+            assert kernel.best_config.kwargs["BLOCK"] == ran[-1]
+            seen.add(ran[-1])
+            here.search()
+        assert len(seen) > 1
+
+
+def test_what_a_program_puts_into_the_cache_runs(kernels):
+    here, tuners, ran = kernels
+    for kernel in tuners:
+        store_of(here.device).clear()
+        launched_by(kernel, here.x, here.out, 1)
+        (key,) = kernel.cache
+        mine = kernel.cache[key] = triton.Config({"BLOCK": 128})
+        launched_by(kernel, here.x, here.out, 2)
+        assert ran[-2:] == [128, 128]
+        here.search()
+        launched_by(kernel, here.x, here.out, 60)
+        assert ran[-60:] == [128] * 60
+        assert kernel.cache[key] is mine
+
+
+def test_another_adoption_leaves_a_search_under_way(kernels):
+    here, (_, theirs), ran = kernels
+    launched_by(theirs, here.x, here.out, 1)
+    with tritile.adopt("*copy", mode="cached", exclude="*"):
+        here.search()
+        launched_by(theirs, here.x, here.out, 200)
+    assert ran[-1] == 32 == theirs.best_config.kwargs["BLOCK"]
+
+
+def test_a_search_that_was_interrupted_goes_on(kernels):
+    """Or is another process's, which measures now: its first trial is no winner."""
+    here, tuners, _ = kernels
+    for kernel in tuners:
+        store_of(here.device).clear()
+        call = tritile.tuner.adoption.tuner_for(kernel).call((here.x, here.out, 64), {"grid": (1,)})
+        first = next(iter(call.configs))
+        trial = Trial(call.problem, first, 100.0, measured_utc="2026-01-01")
+        store_of(here.device).add(call.source, trial)
+        launched_by(kernel, here.x, here.out, 1)
+        assert len(here.threads) == 1
+        here.search()
+        launched_by(kernel, here.x, here.out, 200)
+        assert kernel.best_config.kwargs["BLOCK"] == 32
+
+
+def test_what_cannot_be_completed_is_searched_once_in_a_process(kernels, monkeypatch):
+    """A config hangs each time it is measured."""
+    here, tuners, _ = kernels
+
+    def worked(tuner, call, rules):
+        for config, us in zip(call.configs, (100, 20, None), strict=True):
+            failure = None if us else "hung: no answer in 10 s"
+            trial = Trial(call.problem, config, us, failure=failure, measured_utc="2026-01-01")
+            store_of(call.device).add(call.source, trial)
+        searches.append(tuner)
+
+    monkeypatch.setattr(spread, "measured_config", worked)
+    for kernel in tuners:
+        searches = []
+        store_of(here.device).clear()
+        for _ in range(10):
+            launched_by(kernel, here.x, here.out, 1)
+            here.search()
+        assert len(searches) == 1
+        assert kernel.best_config.kwargs["BLOCK"] == 32

@@ -80,6 +80,7 @@ class Adopted(Autotuner):
             self._tables_of_others = before._tables_of_others
             if before._cache is kernel.cache and before.keys == self.keys:
                 self._caches, self._written, self._guessed = before._caches, before._written, before._guessed
+                self._spreads = before._spreads
         TUNERS.add(self)
 
     def launch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -50,7 +50,7 @@ from tritile.runtime.ahead import check_fits
 from tritile.runtime.compiles import compiles_refused, count_as_ours, listen
 from tritile.tuner import arguments, sync, traced
 from tritile.tuner.arguments import DESCRIPTORS, SCALARS, dtypes_of, hashable, identified, stored, tensors_of
-from tritile.tuner.decorated import KernelCall, measured_config, notify
+from tritile.tuner.decorated import KernelCall, lacks_trials, measured_config, notify
 from tritile.tuner.measure.timing import do_bench as default_bench
 from tritile.tuner.plan import KernelPlan
 from tritile.tuner.search import Space
@@ -115,7 +115,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self._scope: Scope | None = None  # of the latest call
         self._caches: dict[Scope | None, Memo[CacheKey, triton.Config]] = {}
         self._held = Memo[tuple[Scope, CacheKey], tuple[triton.Config, float]](MAX_CACHED)  # until when
-        self._spreads = Memo[tuple[Scope, CacheKey], Spread](MAX_CACHED)  # under way, in mode "spread"
+        self._spreads = Memo[tuple[Scope, CacheKey], Spread | None](MAX_CACHED)  # None: over
         self._compiled = Memo[Any, bool](MAX_CACHED)  # calls in mode "strict" with a loaded kernel
         super().__init__(
             fn, fn.arg_names, [configs.opening(1)[0].to_triton()] if isinstance(configs, Space) else configs,
@@ -178,12 +178,13 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     ) -> Any:
         """Launch after the config's hook, in the interpreter, or in a mode that does more than launch."""
         spread = self._spreads.get((scope, key)) if scope[0] == "spread" else None
-        if spread is not None:
-            return spread.launch(
-                args,
-                kwargs,
-                lambda config: self._launch_special(config, ("cached", scope[1]), key, args, kwargs),
-            )
+        if spread is not None and spread.guess is config:  # else a program put another into the cache
+
+            def run(config: triton.Config) -> Any:
+                self.best_config = config
+                return self._launch_special(config, ("cached", scope[1]), key, args, kwargs)
+
+            return spread.launch(args, kwargs, run)
         options = config.all_kwargs()
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
@@ -250,8 +251,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             if plan.tentative:
                 self._held[scope, key] = plan.config, monotonic() + RETRY_S
             elif not captured:
-                if scope[0] == "spread" and plan.source not in ("exact", "table"):
-                    self._spread(scope, cache, key, plan)
+                if scope[0] == "spread" and plan.source != "table":
+                    self._spread(scope, cache, key, plan, args, kwargs)
                 cache[key] = plan.config
             return plan.config
 
@@ -263,15 +264,22 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return once((id(self), scope, key), lambda: cache.get(key) or choose())
 
     def _spread(
-        self, scope: Scope, cache: Memo[CacheKey, triton.Config], key: CacheKey, plan: KernelPlan
-    ) -> None:
-        """Have a problem measured in the course of its calls, if it can be measured in another process."""
+        self, scope: Scope, cache: Memo[CacheKey, triton.Config], key: CacheKey, plan: KernelPlan,
+        args: tuple[Any, ...], kwargs: Any,
+    ) -> None:  # fmt: skip
+        """Have a problem measured in the course of its calls, if it can be measured in another process.
+
+        One with some trials lacks others if its search was interrupted, or is another process's that goes on.
+        """
 
         def on_end() -> None:
-            self._spreads.pop((scope, key), None)
-            cache.pop(key, None)  # the next call finds what was measured
+            self._spreads[scope, key] = None  # once in a process: some configs cannot be measured
+            if cache.get(key) is plan.config:
+                cache.pop(key, None)  # the next call finds what was measured
 
-        if self.isolate and plan.device != HOST:
+        if not self.isolate or plan.device == HOST or (scope, key) in self._spreads:
+            return
+        if plan.source != "exact" or (plan.why != sync.WHY and lacks_trials(self, self.call(args, kwargs))):
             self._spreads[scope, key] = Spread(self, plan.config, on_end)
 
     def _launch_strict(self, args: Sequence[Any], kwargs: Any, config: triton.Config) -> Any:

@@ -707,6 +707,16 @@ def notify(
     )  # fmt: skip
 
 
+def lacks_trials(tuner: "Autotuner", call: KernelCall) -> bool:
+    """True if `measured_config` would measure more configs of a call."""
+    space = tuner.space or Listed(call.configs)
+    stored = store_of(call.device).trials(call.source, call.problem)
+    trials = {trial.config: trial for trial in stored if trial.is_final and trial.config in space}
+    if call.reference is not None and not any(trial.right for trial in trials.values()):
+        return True
+    return has_more(space, trials, rules_of(tuner)) and not (tuner.effort == "quick" and trials)
+
+
 def measured_config(
     tuner: "Autotuner", call: KernelCall, rules: Rules | None = None, force: bool = False,
     shared: bool = False,

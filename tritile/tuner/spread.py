@@ -24,7 +24,7 @@ from tritile.core.config import Config
 from tritile.core.log import log
 from tritile.core.settings import spread_bytes
 from tritile.core.triton_private import handles_of
-from tritile.errors import UntunedWarning, brief
+from tritile.errors import UnsupportedError, UntunedWarning, brief
 from tritile.tuner.arguments import tensors_of
 from tritile.tuner.decorated import KernelCall, measured_config, rules_of
 from tritile.tuner.measure.engine import now
@@ -92,32 +92,43 @@ class Spread:
         if self._over or torch.cuda.is_current_stream_capturing() or not self._lock.acquire(blocking=False):
             return run(self.guess)
         try:
-            if not self._searched:
-                self._search(args, kwargs)
-            runner = self._next() if self._runners else None
+            runner = self._chosen(args, kwargs)
             return run(self.guess) if runner is None else self._take_turn(runner, run)
         finally:
             self._lock.release()
+
+    def _chosen(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Runner | None:
+        """Return whose turn it is, None if the guess runs; begin to measure at the first call."""
+        try:
+            if not self._searched:
+                self._search(args, kwargs)
+            return self._next() if self._runners else None
+        except Exception as error:  # whatever it is, the program goes on with the guess
+            self._give_up(error)
+            return None
 
     # In a thread.
 
     def _search(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Begin to measure, on a copy of this call's memory, unless another problem is being measured."""
-        call = self.tuner.call(args, kwargs)
-        gpu = next(t.get_device() for v in call.tensors.values() for t in tensors_of(v) if t.is_cuda)
+        tensors = (tensor for value in (*args, *kwargs.values()) for tensor in tensors_of(value))
+        gpu = next((tensor.get_device() for tensor in tensors if tensor.is_cuda), None)
+        if gpu is None:
+            raise UnsupportedError("no tensor of its call is on a GPU")
         gate = _gate(gpu)
         if not gate.acquire(blocking=False):
             return
         self._searched = True
         try:
-            tensors = duplicate(call.tensors, spread_bytes() // _COPIES)
-            copied = replace(call.having(tensors), is_beside=True)
+            call = self.tuner.call(args, kwargs)
+            copies = duplicate(call.tensors, spread_bytes() // _COPIES)
+            copied = replace(call.having(copies), is_beside=True)
             ready = torch.cuda.Event()
             ready.record()
             threading.Thread(target=self._measure, args=(copied, gpu, ready), daemon=True).start()
-        except Exception as error:
+        except Exception:
             gate.release()
-            self._give_up(error)
+            raise
 
     def _measure(self, call: KernelCall, gpu: int, ready: torch.cuda.Event) -> None:
         try:
@@ -178,9 +189,10 @@ class Spread:
         except Exception as error:
             if runner is self._runners[-1]:
                 raise
+            result = run(self.guess)  # raises, too, if not the config but the call is at fault
             self._runners.remove(runner)
             self._store(replace(runner.trial, us=None, failure=f"a call failed: {brief(error)}"))
-            return run(self.guess)
+            return result
         end.record()
         added = max(0.0, runner.expected_us - self._runners[-1].expected_us)
         runner.turns += 1

@@ -34,6 +34,8 @@ def environment() -> dict[str, str]:
 
 def started() -> Server:
     """Start a server. Raises OSError."""
+    if not sys.executable or getattr(sys, "frozen", False):  # embedded, or the program itself
+        raise OSError("no Python can be started: this one is embedded or frozen")
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = subprocess.Popen(
