@@ -10,6 +10,7 @@ import gc
 import multiprocessing
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,9 @@ def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITILE_BACKENDS", "triton")  # a test that torch alone would pass proves nothing
     for name in ("TRITILE_MODE", "TRITILE_BATCH_INVARIANT", "TRITILE_COMMIT", "TRITILE_SHARED"):
         monkeypatch.delenv(name, raising=False)
+    if (sync := sys.modules.get("tritile.tuner.sync")) is not None:
+        sync._notes.clear()
+        sync._agreed.clear()  # which `tritile.forget` leaves, as other ranks have it too
 
 
 @pytest.fixture
