@@ -55,3 +55,23 @@ def test_a_capture_has_the_guess(monkeypatch):
     assert launched == [0]
     graph.replay()
     assert bool((out == 2).all())
+
+
+def test_captures_go_on_while_a_problem_is_measured():
+    """In torch's default mode, in which any thread's copies and waits would end a capture."""
+    tuner = kernel()
+    x, out = torch.ones(SIZE, device="cuda"), torch.zeros(SIZE, device="cuda")
+    grid, until = (lambda meta: (triton.cdiv(SIZE, meta["BLOCK"]),)), time.monotonic() + 60
+    tuner[grid](x, out, SIZE)
+    replays = 0
+    # Captures take no turns: the search is over once turns could begin.
+    while not any(each._runners for each in tuner._spreads.values() if each) and time.monotonic() < until:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            tuner[grid](x, out, SIZE)
+            time.sleep(0.01)
+        graph.replay()
+        replays += 1
+    torch.cuda.synchronize()
+    assert replays > 10
+    assert bool((out == replays + 1).all())

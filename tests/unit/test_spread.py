@@ -2,11 +2,14 @@
 
 import contextlib
 import random
+import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.errors import TritonError
 
 import tritile
 from tests.mock_gpu import mock_gpu
@@ -41,7 +44,7 @@ class Simulation:
         self.x, self.out, self.searches, self.capturing = torch.ones(64), torch.zeros(64), 0, False
         self.loaded = []
         self.ended, self.fails, self.reference, self.checked = 0, set(), None, set()
-        self.base_fn = copy
+        self.base_fn, self.space, self.raises_after = copy, None, set()
         self.spread = Spread(self, GUESS, self.on_end)
 
     # What a tuner has.
@@ -80,10 +83,17 @@ class Simulation:
 
     def launch(self, config):
         if config in self.fails:
-            raise ValueError("this config does not run here")
+            raise TritonError("this config does not run here")
         self.launched += 1
         self.ran.append(config)
+        if config in self.raises_after:
+            raise ValueError("a hook of the program")
         self.clock += self.true_us[config] * self.dice.lognormvariate(0, self.noise)
+
+    def searched(self):
+        self.calls(1)
+        self.search()
+        return self
 
     def search(self):
         for work, arguments in self.threads:
@@ -110,7 +120,7 @@ def simulate(monkeypatch):
                 def __init__(self, enable_timing=False):
                     pass
 
-                def record(self):
+                def record(self, stream=None):
                     self.at, self.number = here.clock, here.launched
 
                 def query(self):
@@ -133,6 +143,7 @@ def simulate(monkeypatch):
             monkeypatch.setattr(spread.threading, "Thread", Thread)
             monkeypatch.setattr(spread, "_load", lambda call, config: here.loaded.append(config))
             monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: None)
+            monkeypatch.setattr(torch.cuda, "current_stream", lambda gpu: None)
             monkeypatch.setattr(torch.cuda, "Event", Event)
             monkeypatch.setattr(torch.cuda, "Stream", lambda gpu: None)
             monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
@@ -165,9 +176,7 @@ def test_the_guess_runs_until_something_is_measured(simulate):
 
 def test_the_calls_overrule_the_workers(simulate):
     """The workers' fastest is not the program's: its caches are warm, say."""
-    here = simulate([100, 97, 60, 130, 110], [100, 80, 82, 84, 120])
-    here.calls(1)
-    here.search()
+    here = simulate([100, 97, 60, 130, 110], [100, 80, 82, 84, 120]).searched()
     here.calls(5000)
     assert here.ended == 1
     assert here.winner is OTHERS[1]
@@ -175,9 +184,7 @@ def test_the_calls_overrule_the_workers(simulate):
 
 
 def test_the_guess_stays_if_it_is_the_fastest(simulate):
-    here = simulate([70, 90, 95, 99, 300], [100, 95, 96, 97, 300])
-    here.calls(1)
-    here.search()
+    here = simulate([70, 90, 95, 99, 300], [100, 95, 96, 97, 300]).searched()
     here.calls(20_000)
     assert here.ended == 1
     assert here.winner is GUESS
@@ -201,9 +208,7 @@ def test_drawn_times(simulate, seed):
 
 
 def test_slower_turns_wait_until_they_cost_little(simulate):
-    here = simulate([100, 114, 113, 112, 113], [100, 114, 113, 112, 113], noise=0.001)
-    here.calls(1)
-    here.search()
+    here = simulate([100, 114, 113, 112, 113], [100, 114, 113, 112, 113], noise=0.001).searched()
     for _ in range(50):
         here.calls(10)
         assert added(here) <= 0.0201
@@ -211,18 +216,14 @@ def test_slower_turns_wait_until_they_cost_little(simulate):
 
 
 def test_a_slow_config_gets_no_turn(simulate):
-    here = simulate([100, 350, 380, 320, 330], [100, 350, 380, 320, 330])
-    here.calls(1)
-    here.search()
+    here = simulate([100, 350, 380, 320, 330], [100, 350, 380, 320, 330]).searched()
     assert here.ended == 1  # the guess is by far the fastest: there is nothing to compare
     here.calls(100)
     assert set(here.ran) == {GUESS}
 
 
 def test_short_launches_are_left_to_the_workers(simulate):
-    here = simulate([20, 15, 12, 16, 18], [20, 12, 15, 16, 18])
-    here.calls(1)
-    here.search()
+    here = simulate([20, 15, 12, 16, 18], [20, 12, 15, 16, 18]).searched()
     here.calls(10)
     assert here.ended == 1
     assert here.winner is OTHERS[0]
@@ -243,9 +244,7 @@ def test_capture_runs_the_guess_and_begins_nothing(simulate):
 
 
 def test_a_config_that_fails_in_a_call_loses_its_turns(simulate):
-    here = simulate([100, 80, 90, 120, 70], [100, 80, 90, 120, 70])
-    here.calls(1)
-    here.search()
+    here = simulate([100, 80, 90, 120, 70], [100, 80, 90, 120, 70]).searched()
     here.fails.add(OTHERS[-1])
     here.calls(3000)
     assert here.ended == 1
@@ -387,12 +386,10 @@ def test_what_was_measured_is_not_measured_again(simulate):
 
 
 def test_a_call_that_fails_by_itself_is_not_held_against_a_config(simulate):
-    here = simulate([100, 80, 90, 120, 70], [100, 80, 90, 120, 70])
-    here.calls(1)
-    here.search()
+    here = simulate([100, 80, 90, 120, 70], [100, 80, 90, 120, 70]).searched()
     here.fails.update(CONFIGS.values())  # a grid that raises, say
     for _ in range(5):
-        with pytest.raises(ValueError, match="does not run here"):
+        with pytest.raises(TritonError, match="does not run here"):
             here.calls(1)
     assert all(trial.works for trial in here.trials)
     here.fails.clear()
@@ -400,11 +397,32 @@ def test_a_call_that_fails_by_itself_is_not_held_against_a_config(simulate):
     assert here.winner is OTHERS[-1]
 
 
+def test_a_hook_that_raises_after_a_launch_has_no_second_launch(simulate):
+    """Which would add twice in a kernel that adds to its output."""
+    here = simulate([100, 80, 90, 120, 70], [100, 80, 90, 120, 70]).searched()
+    here.raises_after.update(CONFIGS.values())
+    before = here.launched
+    for _ in range(4):
+        with pytest.raises(ValueError, match="a hook"):
+            here.calls(1)
+    assert here.launched == before + 4
+    assert all(trial.works for trial in here.trials)
+
+
+def test_a_space_of_configs(simulate):
+    """Of which a call names only the first few."""
+    here = simulate([100, 80, 90, 120, 70], [100, 80, 90, 120, 70])
+    here.space, first = {*CONFIGS}, dict([*CONFIGS.items()][:2])
+    own = here.call
+    here.call = lambda args, kwargs: replace(own(args, kwargs), configs=first)
+    here.searched().calls(3000)
+    assert here.warned == []
+    assert OTHERS[-1] in here.ran
+
+
 def test_times_of_zero_do_not_reach_the_program(simulate):
     """Launches of an empty grid, under the key of longer ones."""
-    here = simulate([0] * 5, [100, 80, 90, 120, 70])
-    here.calls(1)
-    here.search()
+    here = simulate([0] * 5, [100, 80, 90, 120, 70]).searched()
     here.calls(300)
     assert len(here.ran) == 301
 
@@ -531,3 +549,27 @@ def test_what_cannot_be_completed_is_searched_once_in_a_process(kernels, monkeyp
             here.search()
         assert len(searches) == 1
         assert kernel.best_config.kwargs["BLOCK"] == 32
+
+
+def test_forget_leaves_the_next_search_alone(simulate):
+    here = simulate([100, 80, 90, 120, 70], [100, 80, 90, 120, 70])
+    configs = [triton.Config({"BLOCK": block}) for block in (16, 32, 64)]
+    kernel, (x, out) = tritile.autotune(configs, ["N"], mode="spread")(copy), torch.ones(2, 64)
+    launched_by(kernel, x, out, 1)
+    (first,) = kernel._spreads.values()
+    tritile.forget()
+    launched_by(kernel, x, out, 1)
+    (second,) = kernel._spreads.values()
+    first._end(kernel.call((x, out, 64), {"grid": (1,)}))
+    assert [*kernel._spreads.values()] == [second]
+    assert [*kernel.cache.values()] == [configs[0]]
+    assert len(here.threads) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_warnings_as_errors_do_not_reach_the_program(simulate, monkeypatch):
+    here = simulate([100, 80, 90, 120, 70], [100, 80, 90, 120, 70])
+    monkeypatch.setattr(here, "call", lambda args, kwargs: 1 // 0)
+    monkeypatch.setattr(here, "_warn", warnings.warn)
+    here.calls(2)
+    assert len(here.ran) == 2

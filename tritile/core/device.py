@@ -1,5 +1,7 @@
 """One GPU as a frozen value, `Device`. No other module queries the hardware."""
 
+import contextlib
+import ctypes
 import functools
 import re
 import subprocess
@@ -219,6 +221,19 @@ def use(index: int) -> None:
     if torch.cuda.is_available():
         gpu(index)
         torch.cuda.set_device(index)
+
+
+def ignore_captures_of_others() -> None:
+    """Let this thread copy, wait and load modules while another thread captures a CUDA graph.
+
+    Otherwise CUDA refuses that in every thread, and the capture fails, in torch's default capture mode.
+    Source: `cuThreadExchangeStreamCaptureMode` of the CUDA driver API.
+    """
+    mode = ctypes.c_int(1)  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    name = "libamdhip64.so" if torch.version.hip else "libcuda.so.1"
+    call = f"{'hip' if torch.version.hip else 'cu'}ThreadExchangeStreamCaptureMode"
+    with contextlib.suppress(OSError, AttributeError):  # no such driver
+        getattr(ctypes.CDLL(name), call)(ctypes.byref(mode))
 
 
 def capturing() -> bool:

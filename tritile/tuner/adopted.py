@@ -81,6 +81,8 @@ class Adopted(Autotuner):
             if before._cache is kernel.cache and before.keys == self.keys:
                 self._caches, self._written, self._guessed = before._caches, before._written, before._guessed
                 self._spreads = before._spreads
+                for place in [place for place, spread in self._spreads.items() if spread is None]:
+                    self._spreads.pop(place)  # other configs may be left to measure now
         TUNERS.add(self)
 
     def launch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

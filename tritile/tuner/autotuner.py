@@ -273,14 +273,15 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         """
 
         def on_end() -> None:
-            self._spreads[scope, key] = None  # once in a process: some configs cannot be measured
-            if cache.get(key) is plan.config:
-                cache.pop(key, None)  # the next call finds what was measured
+            if self._spreads.get((scope, key)) is spread:  # else it was forgotten
+                self._spreads[scope, key] = None  # once in a process: some configs cannot be measured
+                if cache.get(key) is plan.config:
+                    cache.pop(key, None)  # the next call finds what was measured
 
         if not self.isolate or plan.device == HOST or (scope, key) in self._spreads:
             return
         if plan.source != "exact" or (plan.why != sync.WHY and lacks_trials(self, self.call(args, kwargs))):
-            self._spreads[scope, key] = Spread(self, plan.config, on_end)
+            self._spreads[scope, key] = spread = Spread(self, plan.config, on_end)
 
     def _launch_strict(self, args: Sequence[Any], kwargs: Any, config: triton.Config) -> Any:
         """Launch a kernel that is compiled. Raises NotCompiledError, before any launch, if it is not."""

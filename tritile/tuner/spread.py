@@ -8,6 +8,7 @@ fastest. It is stored, and runs from then on.
 Turns that are slower than the guess may add 2% to the time of the calls so far.
 """
 
+import contextlib
 import functools
 import logging
 import statistics
@@ -19,8 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import triton
+from triton.errors import TritonError
 
 from tritile.core.config import Config
+from tritile.core.device import ignore_captures_of_others
 from tritile.core.log import log
 from tritile.core.settings import spread_bytes
 from tritile.core.triton_private import handles_of
@@ -69,6 +72,11 @@ def _gate(gpu: int) -> threading.Lock:
 def _load(call: KernelCall, config: triton.Config) -> None:
     """Load a compiled kernel, so that no call of the program waits for it."""
     handles_of(call.launch(config, warmup=True))
+
+
+def _comes_before_launch(error: Exception) -> bool:
+    """True for errors of Triton's: it could not compile, load or launch. A hook may raise after a launch."""
+    return isinstance(error, TritonError) or str(error).startswith("Triton Error")
 
 
 class Spread:
@@ -124,7 +132,7 @@ class Spread:
             copies = duplicate(call.tensors, spread_bytes() // _COPIES)
             copied = replace(call.having(copies), is_beside=True)
             ready = torch.cuda.Event()
-            ready.record()
+            ready.record(torch.cuda.current_stream(gpu))
             threading.Thread(target=self._measure, args=(copied, gpu, ready), daemon=True).start()
         except Exception:
             gate.release()
@@ -132,6 +140,7 @@ class Spread:
 
     def _measure(self, call: KernelCall, gpu: int, ready: torch.cuda.Event) -> None:
         try:
+            ignore_captures_of_others()
             torch.cuda.set_device(gpu)  # of this thread
             ready.synchronize()
             tuner = self.tuner.with_arguments(call.args)
@@ -148,11 +157,14 @@ class Spread:
     def _give_up(self, error: Exception) -> None:
         self._over = True
         name = self.tuner.base_fn.__qualname__
-        self.tuner._warn(f"{name} stays with a guess, which was not measured: {brief(error)}", UntunedWarning)
+        text = f"{name} stays with a guess, which was not measured: {brief(error)}"
+        with contextlib.suppress(UntunedWarning):  # of a program that turns warnings into errors
+            self.tuner._warn(text, UntunedWarning)
 
     def _choose_runners(self, call: KernelCall) -> None:
         trials = store_of(call.device).trials(call.source, call.problem)
-        ranked = sorted((t for t in trials if t.works and t.config in call.configs), key=rank)
+        allowed = self.tuner.space or call.configs
+        ranked = sorted((t for t in trials if t.works and t.config in allowed), key=rank)
         guessed = next((t for t in ranked if call.config(t.config) == self.guess), None)
         if guessed is not None and call.reference is not None and not guessed.right:
             guessed = None  # its answer was not checked
@@ -187,7 +199,7 @@ class Spread:
         try:
             result = run(runner.config)
         except Exception as error:
-            if runner is self._runners[-1]:
+            if runner is self._runners[-1] or not _comes_before_launch(error):
                 raise
             result = run(self.guess)  # raises, too, if not the config but the call is at fault
             self._runners.remove(runner)
