@@ -65,7 +65,7 @@ def test_captures_go_on_while_a_problem_is_measured():
     tuner[grid](x, out, SIZE)
     replays = 0
     # Captures take no turns: the search is over once turns could begin.
-    while not any(each._runners for each in tuner._spreads.values() if each) and time.monotonic() < until:
+    while not any(each._candidates for each in tuner._spreads.values() if each) and time.monotonic() < until:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             tuner[grid](x, out, SIZE)

@@ -50,8 +50,8 @@ def pull(target: shared.Target = None) -> None:
     store = store_of(device)
     assert isinstance(store, SharedStore)
     with shared.working(url):
-        taken, given = store.exchange()
-    console.print(f"{device.name}: {counted(taken, 'trial')} taken from {url}, {given} written there")
+        taken, written = store.exchange()
+    console.print(f"{device.name}: {counted(taken, 'trial')} taken from {url}, {written} written there")
     if others := sorted_out(device)[1]:
         console.print(others)
 

@@ -114,7 +114,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self.reference, self.tolerance = reference, tolerance
         self._scope: Scope | None = None  # of the latest call
         self._caches: dict[Scope | None, Memo[CacheKey, triton.Config]] = {}
-        self._held = Memo[tuple[Scope, CacheKey], tuple[triton.Config, float]](MAX_CACHED)  # until when
+        self._tentative = Memo[tuple[Scope, CacheKey], tuple[triton.Config, float]](MAX_CACHED)  # until when
         self._spreads = Memo[tuple[Scope, CacheKey], Spread | None](MAX_CACHED)  # None: over
         self._compiled = Memo[Any, bool](MAX_CACHED)  # calls in mode "strict" with a loaded kernel
         super().__init__(
@@ -249,16 +249,16 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         def choose() -> triton.Config:
             plan = self.choose(args, kwargs, scope[0])
             if plan.tentative:
-                self._held[scope, key] = plan.config, monotonic() + RETRY_S
+                self._tentative[scope, key] = plan.config, monotonic() + RETRY_S
             elif not captured:
                 if scope[0] == "spread" and plan.source != "table":
                     self._spread(scope, cache, key, plan, args, kwargs)
                 cache[key] = plan.config
             return plan.config
 
-        held, until = self._held.get((scope, key), (None, 0.0))
-        if held is not None and monotonic() < until:
-            return held
+        tentative, until = self._tentative.get((scope, key), (None, 0.0))
+        if tentative is not None and monotonic() < until:
+            return tentative
         if scope[0] != "tune" or captured:
             return choose()
         return once((id(self), scope, key), lambda: cache.get(key) or choose())
@@ -310,7 +310,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     def forget(self) -> None:
         """Drop the configs chosen in this process; measurements stay in the store."""
-        for cache in [*self._caches.values(), self._held, self._spreads, self._compiled]:
+        for cache in [*self._caches.values(), self._tentative, self._spreads, self._compiled]:
             cache.clear()
 
     # How the store identifies a call.
@@ -654,7 +654,9 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     def __copy__(self) -> Self:
         """Copy the tuner, so that other configs and another mode can be set on the copy."""
         copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__, _caches={}, _held=Memo(MAX_CACHED), _spreads=Memo(MAX_CACHED))
+        copied.__dict__.update(
+            self.__dict__, _caches={}, _tentative=Memo(MAX_CACHED), _spreads=Memo(MAX_CACHED)
+        )
         copied.early_config_prune = self._early
         _TUNERS[id(copied)] = copied
         return copied

@@ -76,7 +76,7 @@ _MAX_CONFIGS: Final = 96  # that a search tries of a space
 _QUICK_CONFIGS: Final = 8  # that a search of effort "quick" tries, within
 _QUICK_S: Final = 2.0  # seconds
 _LEAST_US: Final = 1e-6
-_COPIES_BESIDE: Final = 2  # of a call beside a program: few, to take little of its time on the GPU
+_COPIES_ON_SHARED_GPU: Final = 2  # few, to take little of the other program's time
 _NO_ROOM: Final = re.compile(r"out of memory|\bbusy\b")  # busy: in the mode EXCLUSIVE_PROCESS
 _MAX_REASON: Final = 500  # characters of a message about a wrong answer
 
@@ -103,7 +103,7 @@ class KernelCall:
     reference: Callable[..., Mapping[str, torch.Tensor]] | None = None
     tolerance: float | None = None
     keeps_inputs: bool = False  # arguments that the reference takes but does not return must not change
-    is_beside: bool = False  # the program uses the GPU while the call is measured
+    shares_gpu: bool = False  # the program uses the GPU while the call is measured
 
     @property
     def named(self) -> Named:
@@ -399,7 +399,7 @@ class TunableKernel:
     device: Device
     source: str
     shipment: Shipment = field(default_factory=Shipment)  # empty if measured in this process
-    is_beside: bool = False  # another program uses the GPU meanwhile
+    shares_gpu: bool = False  # another program uses the GPU meanwhile
 
     def digest(self, config: Config) -> str:
         return self.source
@@ -411,7 +411,7 @@ class TunableKernel:
     @property
     def copies(self) -> int:
         copies = copies_for(self.shipment.bytes, self.device.l2_bytes)
-        return min(copies, _COPIES_BESIDE) if self.is_beside else copies
+        return min(copies, _COPIES_ON_SHARED_GPU) if self.shares_gpu else copies
 
     def harness(self, copies: int) -> Harness:
         return _Harness(self, copies)
@@ -419,7 +419,7 @@ class TunableKernel:
 
 class _Harness:
     def __init__(self, tunable: TunableKernel, copies: int) -> None:
-        self._shipment, self._is_beside = tunable.shipment, tunable.is_beside
+        self._shipment, self._shares_gpu = tunable.shipment, tunable.shares_gpu
         self._where = "cpu" if tunable.device == HOST else "cuda"
         contents = torch.load(self._shipment.file, weights_only=True)
         self._pristine = GuardedMemory(self._shipment.blocks, contents, self._where)
@@ -450,7 +450,7 @@ class _Harness:
         if config == REFERENCE:
             return graph_of(run, self.calls)
         timer = graph_of(run, self.calls, functools.partial(self._before, config))
-        return Least(timer) if self._is_beside else timer
+        return Least(timer) if self._shares_gpu else timer
 
     def _before(self, config: Config) -> None:
         for call in self.calls:
@@ -479,7 +479,7 @@ def shipped(call: KernelCall) -> Iterator[tuple[PoolRunner, TunableKernel]]:
         tempfile.TemporaryDirectory(prefix="tritile-") as folder,
     ):
         shipment = shipping.pack(call, Path(folder), torch.cuda.mem_get_info(gpu)[0] // 3)
-        yield runner, TunableKernel(call.problem, call.device, call.source, shipment, call.is_beside)
+        yield runner, TunableKernel(call.problem, call.device, call.source, shipment, call.shares_gpu)
 
 
 def tune_in_workers(

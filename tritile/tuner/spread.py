@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from tritile.tuner.autotuner import Autotuner
 
 _CANDIDATES: Final = 3  # configs that take turns with the guess
-_CLOSE: Final = 1.15  # slowdown in the workers, beside the fastest, up to which a config is one of them
+_CLOSE: Final = 1.15  # slowdown in the workers up to which a config is one of them
 _ADDED: Final = 0.02  # of the time of the calls so far
 _TIMED_US: Final = 30.0  # of shorter launches events time the host: what the workers measured decides
-_FAR_BEHIND: Final = 2.0  # slowdown beside the guess, in its first turns, at which a config gets no more
+_FAR_BEHIND: Final = 2.0  # slowdown in its first turns, relative to the guess, that ends a config's turns
 _FEWEST_TURNS, _MOST_TURNS = 5, 40  # of each config
 _COPIES: Final = 4  # of a call's memory on the GPU while it is measured, at least
 
 
 @dataclass(eq=False)
-class _Runner:
+class _Candidate:
     """A config that takes turns; `us` are its times in the program's calls, in the order of its turns."""
 
     config: triton.Config
@@ -90,8 +90,8 @@ class Spread:
         self._lock = threading.Lock()
         self._searched = self._over = False
         self._calls, self._added_us = 0, 0.0
-        self._runners: list[_Runner] = []  # the guess is the last
-        self._pending: deque[tuple[_Runner, torch.cuda.Event, torch.cuda.Event, float]] = deque()
+        self._candidates: list[_Candidate] = []  # the guess is the last
+        self._pending: deque[tuple[_Candidate, torch.cuda.Event, torch.cuda.Event, float]] = deque()
         self._call: KernelCall | None = None
 
     def launch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[..., Any]) -> Any:
@@ -100,17 +100,17 @@ class Spread:
         if self._over or torch.cuda.is_current_stream_capturing() or not self._lock.acquire(blocking=False):
             return run(self.guess)
         try:
-            runner = self._chosen(args, kwargs)
-            return run(self.guess) if runner is None else self._take_turn(runner, run)
+            candidate = self._chosen(args, kwargs)
+            return run(self.guess) if candidate is None else self._take_turn(candidate, run)
         finally:
             self._lock.release()
 
-    def _chosen(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Runner | None:
+    def _chosen(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Candidate | None:
         """Return whose turn it is, None if the guess runs; begin to measure at the first call."""
         try:
             if not self._searched:
                 self._search(args, kwargs)
-            return self._next() if self._runners else None
+            return self._next() if self._candidates else None
         except Exception as error:  # whatever it is, the program goes on with the guess
             self._give_up(error)
             return None
@@ -130,7 +130,7 @@ class Spread:
         try:
             call = self.tuner.call(args, kwargs)
             copies = duplicate(call.tensors, spread_bytes() // _COPIES)
-            copied = replace(call.having(copies), is_beside=True)
+            copied = replace(call.having(copies), shares_gpu=True)
             ready = torch.cuda.Event()
             ready.record(torch.cuda.current_stream(gpu))
             threading.Thread(target=self._measure, args=(copied, gpu, ready), daemon=True).start()
@@ -148,7 +148,7 @@ class Spread:
             rules = replace(rules_of(tuner), checked=_CANDIDATES)
             with torch.cuda.stream(torch.cuda.Stream(gpu)):  # the default one waits for the program's work
                 measured_config(tuner, call, rules)
-            self._choose_runners(call)
+            self._choose_candidates(call)
         except Exception as error:  # whatever it is, the program goes on with the guess
             self._give_up(error)
         finally:
@@ -161,7 +161,7 @@ class Spread:
         with contextlib.suppress(UntunedWarning):  # of a program that turns warnings into errors
             self.tuner._warn(text, UntunedWarning)
 
-    def _choose_runners(self, call: KernelCall) -> None:
+    def _choose_candidates(self, call: KernelCall) -> None:
         trials = store_of(call.device).trials(call.source, call.problem)
         allowed = self.tuner.space or call.configs
         ranked = sorted((t for t in trials if t.works and t.config in allowed), key=rank)
@@ -174,75 +174,74 @@ class Spread:
             self._end(call)
             return
         self._call = call.having(dict.fromkeys(call.tensors))  # without the copies
-        runners = [_Runner(call.config(trial.config), trial) for trial in (*close, guessed)]
-        for runner in runners:
-            _load(call, runner.config)
-        self._runners = runners
+        candidates = [_Candidate(call.config(trial.config), trial) for trial in (*close, guessed)]
+        for candidate in candidates:
+            _load(call, candidate.config)
+        self._candidates = candidates
 
     # In calls.
 
-    def _next(self) -> _Runner | None:
+    def _next(self) -> _Candidate | None:
         """Return the config whose turn it is; None if a slower one has to wait, or all is over."""
         self._collect()
-        left = [runner for runner in self._runners if not runner.is_out]
+        left = [candidate for candidate in self._candidates if not candidate.is_out]
         if self._over or not left:
             return None
-        guess, runner = self._runners[-1], min(left, key=lambda runner: runner.turns)
-        added = max(0.0, runner.expected_us - guess.expected_us)
-        if runner.turns >= _MOST_TURNS or self._added_us + added > _ADDED * self._calls * guess.expected_us:
-            return None
-        return runner
+        guess, candidate = self._candidates[-1], min(left, key=lambda candidate: candidate.turns)
+        added = max(0.0, candidate.expected_us - guess.expected_us)
+        allowed = _ADDED * self._calls * guess.expected_us
+        return None if candidate.turns >= _MOST_TURNS or self._added_us + added > allowed else candidate
 
-    def _take_turn(self, runner: _Runner, run: Callable[..., Any]) -> Any:
+    def _take_turn(self, candidate: _Candidate, run: Callable[..., Any]) -> Any:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         try:
-            result = run(runner.config)
+            result = run(candidate.config)
         except Exception as error:
-            if runner is self._runners[-1] or not _comes_before_launch(error):
+            if candidate is self._candidates[-1] or not _comes_before_launch(error):
                 raise
             result = run(self.guess)  # raises, too, if not the config but the call is at fault
-            self._runners.remove(runner)
-            self._store(replace(runner.trial, us=None, failure=f"a call failed: {brief(error)}"))
+            self._candidates.remove(candidate)
+            self._store(replace(candidate.trial, us=None, failure=f"a call failed: {brief(error)}"))
             return result
         end.record()
-        added = max(0.0, runner.expected_us - self._runners[-1].expected_us)
-        runner.turns += 1
+        added = max(0.0, candidate.expected_us - self._candidates[-1].expected_us)
+        candidate.turns += 1
         self._added_us += added
-        self._pending.append((runner, start, end, added))
+        self._pending.append((candidate, start, end, added))
         return result
 
     def _collect(self) -> None:
         """Read the events that the GPU has passed; leave out what is clearly slower; end if one is left."""
-        guess, before = self._runners[-1], len(self._pending)
+        guess, before = self._candidates[-1], len(self._pending)
         while self._pending and self._pending[0][2].query():
-            runner, start, end, expected = self._pending.popleft()
+            candidate, start, end, expected = self._pending.popleft()
             us = 1e3 * start.elapsed_time(end)
-            runner.us.append(us)
-            self._added_us += max(0.0, us - guess.expected_us) - expected if runner is not guess else 0.0
-            runner.is_out |= runner is not guess and min(runner.us) > _FAR_BEHIND * guess.expected_us
-        left = [runner for runner in self._runners if not runner.is_out]
-        rounds = min((len(runner.us) for runner in left), default=0)
+            candidate.us.append(us)
+            self._added_us += max(0.0, us - guess.expected_us) - expected if candidate is not guess else 0.0
+            candidate.is_out |= candidate is not guess and min(candidate.us) > _FAR_BEHIND * guess.expected_us
+        left = [candidate for candidate in self._candidates if not candidate.is_out]
+        rounds = min((len(candidate.us) for candidate in left), default=0)
         if rounds < _FEWEST_TURNS or len(self._pending) == before:
             return
-        leader = min(left, key=lambda runner: statistics.median(runner.us[:rounds]))
-        for runner in left:
-            runner.is_out = slower(leader.us[:rounds], runner.us[:rounds])
-        left = [runner for runner in left if not runner.is_out]
+        leader = min(left, key=lambda candidate: statistics.median(candidate.us[:rounds]))
+        for candidate in left:
+            candidate.is_out = slower(leader.us[:rounds], candidate.us[:rounds])
+        left = [candidate for candidate in left if not candidate.is_out]
         if len(left) == 1 or rounds >= _MOST_TURNS:
-            self._decide({runner.trial.config: runner.us[:rounds] for runner in left})
+            self._decide({candidate.trial.config: candidate.us[:rounds] for candidate in left})
 
     def _decide(self, samples: Mapping[Config, list[float]]) -> None:
         """Store what the turns showed, on the scale of the workers' times: the store then has the choice."""
         call = self._call
         assert call is not None
-        first = rank_raced(samples, self._runners[-1].trial.config)[0]
-        timed = [runner for runner in self._runners if runner.us]
+        first = rank_raced(samples, self._candidates[-1].trial.config)[0]
+        timed = [candidate for candidate in self._candidates if candidate.us]
         least, fastest = min(each.trial.time for each in timed), statistics.median(samples[first])
-        for runner in timed:
-            times = timing_of(runner.us)
-            us = least if runner.trial.config == first else least * max(1.0, times.us / fastest)
-            self._store(replace(runner.trial, us=us, spread=times.spread))
+        for candidate in timed:
+            times = timing_of(candidate.us)
+            us = least if candidate.trial.config == first else least * max(1.0, times.us / fastest)
+            self._store(replace(candidate.trial, us=us, spread=times.spread))
         self._end(call)
 
     def _store(self, trial: Trial) -> None:
@@ -252,7 +251,7 @@ class Spread:
 
     def _end(self, call: KernelCall) -> None:
         self._over = True
-        self._runners = []
+        self._candidates = []
         self._pending.clear()
         log("tune", logging.INFO, f"{call.problem.label} is measured", problem=call.problem.label)
         self._on_end()

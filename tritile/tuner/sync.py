@@ -330,28 +330,28 @@ def _add(here: Mapping[Row, Device], batch: Sequence[Spot], received: Iterable[A
 def _merge(ranks: _Ranks, here: Mapping[Row, Device], spots: Iterable[Spot]) -> int:
     """Give all ranks with a GPU of one model the same trials of some problems; return how many came here.
 
-    Of ranks that hold the same, the first alone sends it; where all do, nobody.
+    Of ranks with the same trials the first sends them; where all have the same, none does.
     """
     ordered = sorted(spots, key=repr)
 
     def digests() -> list[str]:
-        held = _rows(here, ordered)
-        return [_digest(held[spot]) if spot in held else "" for spot in ordered]  # "": of another model
+        rows = _rows(here, ordered)
+        return [_digest(rows[spot]) if spot in rows else "" for spot in ordered]  # "": of another model
 
     senders: dict[Spot, set[int]] = {}
-    for spot, *held in zip(ordered, *ranks.gather(digests), strict=True):
-        first = {digest: held.index(digest) for digest in held if digest}
+    for spot, *of_ranks in zip(ordered, *ranks.gather(digests), strict=True):
+        first = {digest: of_ranks.index(digest) for digest in of_ranks if digest}
         if len(first) > 1:
             senders[spot] = set(first.values())
     added = 0
     for start in range(0, len(senders), _BATCH):
         batch = [*senders][start : start + _BATCH]
 
-        def held_here(batch: Sequence[Spot] = batch) -> Any:
+        def rows_here(batch: Sequence[Spot] = batch) -> Any:
             mine = _rows(here, [spot for spot in batch if ranks.me in senders[spot]])
             return [[index, mine[spot]] for index, spot in enumerate(batch) if spot in mine]
 
-        received = ranks.gather(held_here)
+        received = ranks.gather(rows_here)
         added += ranks.gather(functools.partial(_add, here, batch, received))[ranks.me]
     return added
 

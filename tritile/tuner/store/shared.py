@@ -191,18 +191,18 @@ class SharedStore(Store):
         """
         try:
             self.flush()
-            ours, seen, given = self.all_trials(), set[tuple[Any, ...]](), list[Line]()
+            ours, seen, lacking = self.all_trials(), set[tuple[Any, ...]](), list[Line]()
             taken = self.pull(seen)
             for facts, trial in ours:
                 line = Line(tuple(facts.values()), (*row_of(trial), None), provenance(self.device))
                 if trial.is_final and (line.place, trial.us, trial.measured_utc) not in seen:
-                    given.append(line)
-            self._put(given)  # most dates were corrected before, so they say nothing of this host's clock
-            if given:  # some were corrected, and others then are newer
+                    lacking.append(line)
+            self._put(lacking)  # most dates were corrected before, so they say nothing of this host's clock
+            if lacking:  # some were corrected, and others then are newer
                 self.pull(seen)
         except Exception as error:
             raise FileError(f"{self.url}: {brief(error)}") from error
-        return taken, len(given)
+        return taken, len(lacking)
 
     def _take_over(self) -> None:
         """Begin with the store of an earlier version, which lies on a network file system."""
