@@ -8,6 +8,8 @@ How `@tritile.autotune` becomes a measured winner:
     search        proposes the configs of a space
     spread        mode "spread": measures a problem while its calls go on
     traced        shows torch.compile the remembered config
+    sync          ranks of a process group exchange what they measured, and choose alike
+    adoption      the tuner under kernels that somebody else decorated with triton.autotune
     plan          what a call of a decorated kernel would run, and why
     measure       compiles in parallel, and times in processes that may be killed
     store         trials, and tables of winners
