@@ -283,6 +283,28 @@ def test_as_new_alike_everywhere(hosts):
     assert [each.us for _, each in a.all_trials()] == [6.0]
 
 
+@pytest.mark.parametrize("checked", [{"error": 1e-4}, {"us": None, "failure": "wrong answer"}])
+@pytest.mark.parametrize("how", ["at once", "apart", "joined", "killed"])
+def test_checks_travel(hosts, url, how, checked):
+    """A check, which leaves a trial its time and date, counts on all hosts, however it was written."""
+    a, b = hosts
+    a.add(KERNEL, timed := trial(9.0))
+    if how != "at once":
+        a.flush()
+        b.pull()
+    a.add(KERNEL, right := replace(timed, **checked))
+    if how == "killed":
+        a._queue.clear()
+        assert a.exchange() == (0, 1)
+    a.flush()
+    if how == "joined":
+        Folder(url).compact(GPU)
+    for host in hosts:
+        host.pull()
+        assert [each for _, each in host.all_trials()] == [right]
+        assert host.exchange() == (0, 0)
+
+
 @pytest.mark.parametrize("claimed", ["9999-12-31T23:59:59+00:00", "20990101T000000Z", "2100-W01-1"])
 def test_claims_of_the_future_end(hosts, url, claimed):
     """No line is later than its object, and no object later than now by more than two days."""
@@ -791,7 +813,7 @@ def test_drawn_histories(tmp_path, url, seed, clock):
     hosts = [SharedStore(DEVICE, tmp_path / name, url) for name in "abc"]
     skews = [timedelta(seconds=drawn.choice((0, 5, -86400, 86400, 3000))) for _ in hosts]
     kinds = "measure", "measure", "measure", "flush", "flush", "pull", "compact", "exchange", "lose"
-    history = {}
+    history, checked = {}, set()
     for _ in range(150):
         clock.time += timedelta(seconds=drawn.choice((1, 70, 1000)))
         which, kind = drawn.randrange(3), drawn.choice(kinds)
@@ -800,6 +822,11 @@ def test_drawn_histories(tmp_path, url, seed, clock):
             place = drawn.randrange(3), drawn.randrange(4)
             clock.measure(host, us := drawn.uniform(1, 9), skews[which], *place)
             history.setdefault((problem(place[1]), trial(us, *place).config), []).append((clock.time, us))
+            if drawn.random() < 0.5:
+                checked.add(us)
+                if drawn.random() < 0.5:
+                    host.flush()
+                host.add(KERNEL, trial(us, *place, error=1e-4, measured_utc=clock.now().isoformat()))
         elif kind == "compact":
             Folder(url).compact(GPU)
         elif kind == "lose":  # once it has written what it knew
@@ -814,6 +841,7 @@ def test_drawn_histories(tmp_path, url, seed, clock):
         hosts[which].exchange()
     assert known(hosts[0]) == known(hosts[1]) == known(hosts[2])
     found = {(each.problem, each.config): each.us for _, each in hosts[0].all_trials()}
+    assert {each.us for _, each in hosts[0].all_trials() if each.error} == checked & {*found.values()}
     assert found.keys() == history.keys()
     for place, us in found.items():  # clocks may differ by a minute
         latest = history[place][-1][0]

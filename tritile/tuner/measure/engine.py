@@ -262,10 +262,9 @@ class _Search:
         except WorkerError as wrong:
             self.fail(config, wrong)
             return None
-        trial = replace(self.trials[config], error=error)
-        if trial != self.trials[config]:
-            self.record(trial)
-        return trial
+        if error != self.trials[config].error:
+            self.record(replace(self.trials[config], error=error, measured_utc=now()))
+        return self.trials[config]
 
 
 def tune(

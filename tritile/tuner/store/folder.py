@@ -75,9 +75,13 @@ class Line(NamedTuple):
         return hash((self.environment, self.row[0], self.row[2]))
 
     @property
-    def order(self) -> tuple[float, float]:
-        """Of two lines for one place the one with the larger order counts, as in a store."""
-        return moment(self.row[len(TRIAL) - 1]), self.row[3] or 0.0
+    def order(self) -> tuple[float, bool, float]:
+        """Of two lines for one place the one with the larger order counts, as in a store.
+
+        That is the newer one. A check may follow within the second.
+        """
+        *_, error, failure, date, _ = self.row
+        return moment(date), error is not None or failure is not None, self.row[3] or 0.0
 
     @property
     def text(self) -> str:

@@ -77,6 +77,16 @@ class SharedStore(Store):
         self._say()
         return found
 
+    def settle(self) -> None:
+        """Have the thread write what waits and read what is new, and wait for it while the folder answers."""
+        self._settled = settled = threading.Event()
+        self._pull_at, self._wants_pull = time.monotonic() + PULL_S, True
+        self._wake()
+        while self._thread and self._thread.is_alive() and not settled.wait(1.0):
+            if time.monotonic() - self._since > _HUNG_S:
+                break
+        self._say()
+
     def _line(self, kernel: str, trial: Trial) -> Line:
         return Line(self._environment(kernel), (*row_of(trial), None), provenance(self.device))
 
@@ -111,12 +121,12 @@ class SharedStore(Store):
             self._woken.wait(max(0.0, min(self._flush_at - time.monotonic(), PULL_S)))
             self._woken.clear()
             is_closing = self._is_closing
-            wants_pull, self._wants_pull = self._wants_pull, False
+            wants_pull, self._wants_pull, settled = self._wants_pull, False, self._settled
             if wants_pull or is_closing or time.monotonic() >= self._flush_at:
                 self._try(self.flush)
             if wants_pull:
                 self._try(self.pull)
-                self._settled.set()
+                settled.set()
 
     def _try(self, work: Any) -> None:
         self._since = time.monotonic()
@@ -151,7 +161,7 @@ class SharedStore(Store):
     def pull(self, seen: set[tuple[Any, ...]] | None = None) -> int:
         """Take in what the folder has that was not read yet; return how many trials were new here.
 
-        With `seen`, read everything, and add place, time and dates of each trial to it. Raises what the file
+        With `seen`, read everything, and add what each trial says and its dates to it. Raises what the file
         system raises.
         """
         self._take_over()
@@ -171,7 +181,8 @@ class SharedStore(Store):
                     self._warn("lines", f"{self.url}: skipped what is not valid: {content.reasons[0]}")
             if content is None or len(waiting) >= _CHUNK:
                 if seen is not None:
-                    seen.update((line.place, line.row[3], date) for line in waiting for date in line.row[-2:])
+                    for line in waiting:
+                        seen.update((line.place, *line.order[1:], date) for date in line.row[-2:])
                 taken = self.take([(line.environment, line.row) for line in waiting]) if waiting else 0
                 if taken is None:
                     break
@@ -195,7 +206,7 @@ class SharedStore(Store):
             taken = self.pull(seen)
             for facts, trial in ours:
                 line = Line(tuple(facts.values()), (*row_of(trial), None), provenance(self.device))
-                if trial.is_final and (line.place, trial.us, trial.measured_utc) not in seen:
+                if trial.is_final and (line.place, *line.order[1:], trial.measured_utc) not in seen:
                     lacking.append(line)
             self._put(lacking)  # most dates were corrected before, so they say nothing of this host's clock
             if lacking:  # some were corrected, and others then are newer

@@ -77,11 +77,14 @@ _ADD_TRIAL: Final = (
     f"FROM environments WHERE {_ON_DEVICE} AND kernel = ? ON CONFLICT (environment, problem, config) "
     "DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in TRIAL)
 )
-# Newer, or as new and slower, so that all who merge the same trials keep the same. The parameter is a date
-# that the new trial had before it was corrected, or None.
+# What `Line.order` says of two rows, so that all who merge the same trials keep the same. The parameter is a
+# date that the new trial had before it was corrected, or None.
+_ORDER: Final = (
+    "(coalesce(julianday({0}.measured_utc), 0), coalesce({0}.error, {0}.failure) IS NOT NULL, "
+    "coalesce({0}.us, 0))"
+)
 _IF_NEWER: Final = (
-    " WHERE trials.measured_utc = ? OR (coalesce(julianday(trials.measured_utc), 0), coalesce(trials.us, 0)) "
-    "< (julianday(excluded.measured_utc), coalesce(excluded.us, 0))"
+    f" WHERE trials.measured_utc = ? OR {_ORDER.format('trials')} < {_ORDER.format('excluded')}"
 )
 # Taken while any thread uses SQLite. A fork waits for it: the child's SQLite would believe that it owns the
 # parent's locks.
@@ -391,6 +394,9 @@ class Store:
         the same trial, and is replaced.
         """
         return self._use(lambda connection: _put(connection, pairs, _IF_NEWER), None, write=True)
+
+    def settle(self) -> None:
+        """Exchange trials with other hosts, and wait for it. This store has nobody to exchange them with."""
 
     def clear(self, kernel: str | None = None) -> int:
         """Delete all trials of this GPU model, or those of one decorated kernel; return how many."""
