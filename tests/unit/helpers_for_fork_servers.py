@@ -4,6 +4,7 @@ import contextlib
 import math
 import multiprocessing
 import os
+import platform
 import signal
 import stat
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import torch
@@ -22,20 +24,24 @@ from tritile.core.config import Config
 from tritile.core.device import HOST, target_device
 from tritile.core.problem import KernelProblem
 from tritile.errors import TuningError
+from tritile.planning import aten
 from tritile.runtime.ahead import Resources
 from tritile.tune.subject import problem as subjects
 from tritile.tune.subject.problem import TunableProblem
 from tritile.tune.suites import parse_shape
-from tritile.tuner.measure import workers
+from tritile.tuner.measure import engine, workers
 from tritile.tuner.measure.engine import Rules, TuningTask, tune
 from tritile.tuner.measure.timing import Eager
 from tritile.tuner.measure.workers import PoolRunner, WorkerPool
 from tritile.tuner.search import Listed
-from tritile.tuner.store.trials import Store
+from tritile.tuner.store import folder as folder_module
+from tritile.tuner.store import shared as shared_module
+from tritile.tuner.store.trial import TORCH, Trial
+from tritile.tuner.store.trials import Store, store_of
 
 LONG_S, SCREEN_S, COMPILE_S = 600, 601, 602  # limits that no request reaches
 H200 = target_device("nvidia-h200")
-SHAPES = [f"64x{64 + k}" for k in range(4)]
+SHAPES = [f"64x{64 + k}" for k in range(8)]
 PROBLEMS = [parse_shape(shape, op="permute", dtype="float16").problem for shape in SHAPES]
 
 
@@ -166,6 +172,8 @@ class Formula(TunableProblem):
         pass
 
     def harness(self, copies):
+        while self.problem.label == os.environ.get("HANGS"):
+            time.sleep(1)
         return _FormulaStage(self.problem)
 
 
@@ -274,16 +282,30 @@ def tuner(folder, expires):
     (folder / "tuned").write_text(f"{tuned.best.us} {tuned.trials}")
 
 
-def enter_rank(rank, ranks, folder):
-    """Tune as torchrun starts a rank of a host, on a made-up H200; what is printed goes to a file."""
-    names = ("RANK", "LOCAL_RANK"), ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    for own, value in zip(names, (rank, ranks), strict=True):
-        os.environ.update(dict.fromkeys(own, str(value)))
-    os.environ["TRITILE_CACHE_DIR"] = str(folder)
+def enter_rank(rank, ranks, folder, **more):
+    """Tune as torchrun starts a rank, two on a host, on a made-up H200; what is printed goes to a file.
+
+    Hosts have clocks of their own. `more`: variables of the environment.
+    """
+    host, on_host = divmod(rank, 2)
+    facts = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": on_host, "LOCAL_WORLD_SIZE": 2}
+    facts |= {"TRITILE_CACHE_DIR": folder} | more
+    os.environ.update({name: str(value) for name, value in facts.items()})
     with (folder / f"told-{rank}").open("w") as file:
         for output in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), output.fileno())
+    shared_module.FLUSH_S, engine._LOOKAHEAD = 0.1, 1
+
+    def clock():
+        return datetime.now(UTC) + timedelta(days=host)
+
+    def time_torch(problem, device, index):
+        store_of(device).add(TORCH, Trial(problem, aten.CONFIG, 9.0, measured_utc=engine.now()))
+
+    folder_module.now = shared_module.now = clock
+    engine.now = lambda: clock().isoformat(timespec="seconds")
+    platform.node = lambda: f"host-{host}"
     subjects.TunableProblem, command.PoolRunner = Formula, QuickWorkshop
     shared.gpu_here = lambda *advice: H200
-    command.now.time_torch = lambda *asked: None
+    command.now.time_torch = time_torch
     cli.app(["tune", *SHAPES, "--op", "transpose", "--dtype", "float16"], prog_name="tritile")

@@ -1,6 +1,7 @@
 """Run the pipeline of tuning on made-up subjects, in real processes: every fault costs one config alone.
 
-At the end `tritile tune` by the ranks of torchrun: each takes its share of a list, all write to one store.
+At the end `tritile tune` by the ranks of torchrun: each takes its share of a list. Those of a host write to
+one store, and hosts exchange what they measured through a folder.
 """
 
 import contextlib
@@ -20,16 +21,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import run as run_command
 from tests.unit import helpers_for_fork_servers as helpers
 from tests.unit.helpers_for_fork_servers import LONG_S, Fake, QuickWorkers, QuickWorkshop, config
 from tritile.cli.tuning import ranks
 from tritile.core.device import HOST
+from tritile.core.problem import problem_key
 from tritile.errors import InvalidValueError, UnsupportedError
+from tritile.planning import table
 from tritile.tuner.measure.engine import Rules, TuningTask, has_more, tune
 from tritile.tuner.measure.workers import PoolRunner, WorkerError, WorkerPool
 from tritile.tuner.search import Listed
+from tritile.tuner.store.folder import Folder
 from tritile.tuner.store.trial import Trial
-from tritile.tuner.store.trials import Store
+from tritile.tuner.store.trials import TRIAL, Store
 
 RULES = Rules(exhaustive=True, problem_s=math.inf)
 
@@ -382,6 +387,69 @@ def test_two_ranks_share_store(server, tmp_path):
     for rank, text in enumerate(told):
         mine = {problem.label for problem in helpers.PROBLEMS if f"rank {rank}: {problem.label}: " in text}
         assert mine == {problem.label for problem in helpers.PROBLEMS[rank::2]}, text
+
+
+def test_two_hosts_divide_a_suite(server, tmp_path):
+    """Ranks on two hosts, whose clocks are a day apart: one table on both, even after a rank was killed."""
+    url, hosts = tmp_path / "shared", [tmp_path / "a", tmp_path / "b"]
+    first, unfinished = helpers.PROBLEMS[0], helpers.PROBLEMS[4]  # of rank 0
+    searched = []
+
+    def start(**more):
+        processes = []
+        for rank in range(4):
+            args = rank, 4, hosts[rank // 2]
+            given = {"TRITILE_SHARED": url} | more
+            processes.append(server.Process(target=helpers.enter_rank, args=args, kwargs=given))
+            processes[-1].start()
+        return processes
+
+    def ended(processes, statuses):
+        """What ranks printed. Each lists what it searched."""
+        for process in processes:
+            process.join()
+        told = [(hosts[rank // 2] / f"told-{rank}").read_text() for rank in range(4)]
+        assert [process.exitcode for process in processes] == statuses, told
+        labels = [problem.label for problem in helpers.PROBLEMS]
+        searched.extend(label for text in told for label in labels if f": {label}: " in text)
+        return told
+
+    def exported(host):
+        variables = {"TRITILE_CACHE_DIR": str(host)}
+        found = run_command("pull", "--target", "h200", env=variables | {"TRITILE_SHARED": str(url)})
+        assert found.exit_code == 0, found.output
+        path = host / "table.json"
+        found = run_command("export", "--target", "h200", "--output", path, env=variables)
+        assert found.exit_code == 0, found.output
+        return {entry.problem: entry.torch_us for entry in table.read(path).entries}
+
+    def is_shared(problem):
+        folder, key = Folder(str(url)), problem_key(problem)
+        lines = [line for each in folder.read(folder.objects(helpers.H200.slug)) for line in each.lines]
+        checked = [*TRIAL].index("error")
+        return any(line.row[0] == key and line.row[checked] is not None for line in lines)
+
+    for host in hosts:
+        host.mkdir()
+    processes = start(HANGS=unfinished.label)
+    while not (is_shared(first) and f" {first.label}: " in (hosts[0] / "told-0").read_text()):
+        assert processes[0].is_alive()
+        time.sleep(0.05)
+    processes[0].kill()
+    ended(processes, [-signal.SIGKILL, 0, 0, 0])
+    timed = dict.fromkeys(helpers.PROBLEMS, 9.0)
+    found = exported(hosts[1])
+    assert found.pop(first) is None  # torch is timed at the end
+    assert found == {problem: us for problem, us in timed.items() if problem not in (first, unfinished)}
+    told = ended(start(), [0, 0, 0, 0])
+    for rank, text in enumerate(told):
+        assert f"rank {rank}: NVIDIA H200: {int(rank == 0)} of 2 problems to tune" in text
+    assert sorted(searched) == sorted(problem.label for problem in helpers.PROBLEMS)
+    assert exported(hosts[0]) == exported(hosts[1]) == timed
+    first_table, second_table = ((host / "table.json").read_bytes() for host in hosts)
+    assert first_table == second_table
+    known = [Store(helpers.H200, host).all_trials() for host in hosts]
+    assert {repr(pair) for pair in known[0]} == {repr(pair) for pair in known[1]}
 
 
 NODES = {"WORLD_SIZE": "16", "RANK": "9", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}  # two of 8 GPUs

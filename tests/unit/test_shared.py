@@ -587,6 +587,27 @@ def test_thread_writes_and_reads(tmp_path, url, threads, monkeypatch):
     until(lambda: b.trials(KERNEL, problem(1)))
 
 
+def test_catch_up(tmp_path, faulty, threads):
+    """Both ways, and without a look-up; however long the folder takes, as long as it answers."""
+    a, b = [SharedStore(DEVICE, tmp_path / name, "faulty://place") for name in ("a", "b")]
+    a.add(KERNEL, trial())
+    a.catch_up()
+    faulty.fault = "hung"
+    threading.Timer(0.5, faulty.go_on.set).start()
+    b.catch_up()
+    assert known(b) == known(a)
+
+
+@pytest.mark.parametrize("fault", ["unreachable", "hung"])
+def test_catch_up_without_folder(tmp_path, faulty, threads, monkeypatch, fault):
+    monkeypatch.setattr(shared, "_HUNG_S", 0.0)
+    a, faulty.fault = SharedStore(DEVICE, tmp_path / "a", "faulty://place"), fault
+    with one_warning(BROKEN[fault]):
+        a.catch_up()
+        a.catch_up()
+    faulty.go_on.set()
+
+
 def test_store_of_shares(tmp_path, monkeypatch, url):
     assert type(store_of(DEVICE)) is Store
     monkeypatch.setenv("TRITILE_SHARED", url)

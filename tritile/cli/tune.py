@@ -68,7 +68,7 @@ def tune(
     prints what calls would run there, and the predicted times.
 
     Started by torchrun, each of n ranks takes every n-th problem, on its own GPU. The ranks of a host share a
-    store; `tritile merge` joins the stores of several hosts.
+    store. If `TRITILE_SHARED` names a folder, hosts share trials; `tritile merge` joins stores without.
 
     The exit status is 1 if problems are left untuned: out of time, stopped, or no config works. A rank exits
     with 0 even then, as torchrun would stop the other ranks.

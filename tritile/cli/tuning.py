@@ -21,7 +21,7 @@ from tritile.tune import now
 from tritile.tune.subject.problem import is_tuned
 from tritile.tuner.measure.engine import Rules, Tuned
 from tritile.tuner.measure.workers import PoolRunner
-from tritile.tuner.store.trial import TORCH, Trial
+from tritile.tuner.store.trial import TORCH, Trial, best_of
 from tritile.tuner.store.trials import store_of
 
 
@@ -83,11 +83,12 @@ def tune_here(
     jobs: int, as_json: bool,
 ) -> int:  # fmt: skip
     """Tune on the current GPU; return how many problems are left. `rank` precedes what a rank prints."""
-    todo = [problem for problem in problems if force or not is_tuned(problem, device)]
     gpu_tables.pinned(device)  # a TRITILE_TABLE that cannot be read ends it before anything is measured
-    others = f"{len(todo)} of {counted(len(problems), 'problem')} to tune, the others are remembered"
-    console.print(f"{device.name}: {others}")
     index, store, started = devices.current_index(), store_of(device), time.monotonic()
+    store.catch_up()
+    todo = [problem for problem in problems if force or not is_tuned(problem, device)]
+    others = f"{len(todo)} of {counted(len(problems), 'problem')} to tune, the others are remembered"
+    console.print(f"{rank}{device.name}: {others}")
     done, failures = list[Tuned](), Counter[str]()
 
     def on_trial(digest: str, trial: Trial) -> None:
@@ -110,9 +111,11 @@ def tune_here(
                     console.print(f"{rank}{label}: {best.time:.1f} us{torch_text}, {best.config} {tried}")
                 bar.update(task, advance=1, description=label)
         bar.update(task, description="timing torch")
-        for problem in (tuned.problem for tuned in done if tuned.best is not None):
-            if isinstance(problem, Tiled) and _torch_us(problem, device) is None and should_continue():
+        for problem in problems:  # also those that a run tuned before it was stopped
+            is_timed = any(trial.is_final for trial in store.trials(TORCH, problem))
+            if not is_timed and best_of(plans.trials(problem, device)) is not None and should_continue():
                 now.time_torch(problem, device, index or 0)
+    store.catch_up()
     left, seconds = sum(not is_tuned(problem, device) for problem in todo), time.monotonic() - started
     if left > sum(tuned.best is None for tuned in done):
         console.print(f"{rank}{counted(left, 'problem')} left: the same command goes on from here")
@@ -133,7 +136,7 @@ def tune_here(
         return left
     if failures:
         reasons = ", ".join(f"{count} {reason}" for reason, count in failures.most_common(4))
-        console.print(f"configs that failed: {reasons}")
+        console.print(f"{rank}configs that failed: {reasons}")
     console.print(f"{rank}{_summary(done, device, seconds)}")
     return left
 

@@ -77,12 +77,12 @@ class SharedStore(Store):
         self._say()
         return found
 
-    def settle(self) -> None:
+    def catch_up(self) -> None:
         """Have the thread write what waits and read what is new, and wait for it while the folder answers."""
         self._settled = settled = threading.Event()
         self._pull_at, self._wants_pull = time.monotonic() + PULL_S, True
         self._wake()
-        while self._thread and self._thread.is_alive() and not settled.wait(1.0):
+        while self._thread and self._thread.is_alive() and not settled.wait(0.1):
             if time.monotonic() - self._since > _HUNG_S:
                 break
         self._say()

@@ -395,7 +395,7 @@ class Store:
         """
         return self._use(lambda connection: _put(connection, pairs, _IF_NEWER), None, write=True)
 
-    def settle(self) -> None:
+    def catch_up(self) -> None:
         """Exchange trials with other hosts, and wait for it. This store has nobody to exchange them with."""
 
     def clear(self, kernel: str | None = None) -> int:
