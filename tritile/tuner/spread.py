@@ -80,8 +80,8 @@ def _comes_before_launch(error: Exception) -> bool:
 class Turns:
     """Turns of a few configs in the calls of one problem; `guess` runs until they begin.
 
-    A subclass, for each kind of problem, has `_load` and `_store`. It measures in a thread, inside `_measured`,
-    and hands over trials to `_begin_turns`. `on_end` is called once a measured config is stored.
+    A subclass, for each kind of problem, has `_load` and `_store`. It measures in a thread, inside
+    `_measured`, and hands over trials to `_begin_turns`. `on_end` is called once a measured config is stored.
     """
 
     label = ""  # of the problem
