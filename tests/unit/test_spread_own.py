@@ -2,6 +2,8 @@
 
 import contextlib
 import random
+import threading
+import time
 import weakref
 from types import SimpleNamespace
 
@@ -22,9 +24,11 @@ from tritile.tune.subject import problem as subject
 from tritile.tuner import spread
 from tritile.tuner.measure.engine import Tuned
 from tritile.tuner.measure.timing import Least
+from tritile.tuner.search import Listed
 from tritile.tuner.store.trial import TORCH, Trial
 from tritile.tuner.store.trials import store_of
 
+QUEUE = own._queue
 H200 = target_device("nvidia-h200")
 A, B = torch.empty(3000, 2056, dtype=torch.bfloat16), torch.empty(2056, 4104, dtype=torch.bfloat16)
 
@@ -64,7 +68,8 @@ class Gpu:
     def tune(self, tasks, runner, rules, on_trial):
         (task,) = tasks
         self.tasks.append(task)
-        best, tried = None, dict.fromkeys([task.incumbent, *task.space.configs()])
+        space = task.space.configs() if isinstance(task.space, Listed) else task.space.opening(8)
+        best, tried = None, dict.fromkeys([task.incumbent, *space])
         for config in [config for config in tried if config is not None]:
             error = None if config in self.wrong else 1e-3
             us = self.timed.get(config, 100.0)
@@ -438,6 +443,29 @@ def test_searches_wait_for_each_other(gpu):
     gpu.search()
     assert [task.tunable.problem.m for task in gpu.tasks] == [3000, 5000]
     assert all(task.tunable.shares_gpu for task in gpu.tasks)
+
+
+def test_a_thread_searches(gpu, monkeypatch):
+    """Also after a search that failed."""
+    monkeypatch.setattr(own, "_queue", QUEUE)
+    fastest, tried = likely()[0], []
+    gpu.times[fastest] = gpu.timed[fastest] = 80.0
+
+    def tune(tasks, *how):
+        tried.append(threading.current_thread())
+        if len(tried) == 1:
+            raise OSError("disk")
+        return gpu.tune(tasks, *how)
+
+    monkeypatch.setattr(own.engine, "tune", tune)
+    calls(1, torch.empty(5000, 2056, dtype=torch.bfloat16))
+    calls(1)
+    until = time.monotonic() + 60
+    while len(gpu.loaded) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    calls(300)
+    assert gpu.ran[-1] == fastest
+    assert tried[0] is tried[1] is not threading.current_thread()
 
 
 def test_other_modes_take_no_turns(gpu):

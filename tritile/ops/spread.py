@@ -4,7 +4,6 @@ A prepared call is cached in each phase of a search as in other modes: with the 
 turns, then with the winner. What was cached is dropped as a phase begins.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable
 from operator import itemgetter
@@ -75,13 +74,16 @@ def by_turns(
     """
     by_role = {role: i for i, (role, _) in enumerate(TENSORS[op])} | {"out": len(tensors)}
     select = itemgetter(*(by_role[memory.buffer] for memory in call.memory))
-    launches, count, device = dict[Config, Any](), len(tensors), result.device
+    launches, faults = dict[Config, Any](), dict[Config, str]()
+    count, device = len(tensors), result.device
     form = tuple(result.shape), result.stride(), result.dtype, device
     for config in {search.guess, *search.configs} - {aten.CONFIG}:
-        with contextlib.suppress(TuningError):
+        try:
             launches[config] = launching.prepare(call, config)
-    if search.guess not in (*launches, aten.CONFIG):
-        raise TuningError(f"{search.guess} cannot run {call.problem.label}")
+        except TuningError as error:
+            if config == search.guess:
+                raise
+            faults[config] = str(error)
 
     def compute(given: Tensors, at: Callable[[], tuple[Any, torch.Tensor]]) -> torch.Tensor:
         """Compute with torch on `given`, or with a launch on the addresses, and into the tensor, of `at`."""
@@ -90,8 +92,8 @@ def by_turns(
             if config == aten.CONFIG:
                 assert torch_call is not None
                 return functools.partial(torch_call, *given)
-            if config not in launches:
-                raise TuningError(f"{config} cannot run it")
+            if config in faults:
+                raise TuningError(faults[config])
             launch, (addresses, made) = launches[config], at()
 
             def run() -> torch.Tensor:
