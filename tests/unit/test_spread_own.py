@@ -500,6 +500,15 @@ def test_call_prepared_as_turns_begin_is_not_kept(gpu, monkeypatch, when):
     assert len(memo.CALLS) == 1
 
 
+def test_call_prepared_as_a_search_ends_is_not_kept(gpu):
+    calls(1)
+    (search,) = ops_spread._searches.values()
+    memo.CALLS.clear()
+    search._over = True  # in its thread, which goes on to drop what was prepared
+    calls(1)
+    assert memo.CALLS == {}
+
+
 def test_forget_leaves_the_next_search_alone(gpu):
     guess = plan_of().config
     calls(1)

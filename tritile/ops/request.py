@@ -251,9 +251,10 @@ def planned(problem: Tiled, index: int, allows_torch: bool = False) -> plans.Pla
     In mode "spread", have the problem measured meanwhile; the plan stays the same until that is over.
     """
     device = devices.gpu(index)
-    chosen = plans.plan_for(problem, device, None, allows_torch)
-    if chosen is not None and current_mode() == "spread":
-        chosen = spread.searched(chosen, index, allows_torch)
+    if current_mode() == "spread":
+        chosen: plans.Plan | None = spread.planned(problem, device, index, allows_torch)
+    else:
+        chosen = plans.plan_for(problem, device, None, allows_torch)
     if chosen is None and not capturing():
         chosen = once(
             ("planned", problem, device, allows_torch), lambda: _measure(problem, device, index, allows_torch)

@@ -13,7 +13,7 @@ import torch
 
 from tritile.core.call import Call
 from tritile.core.config import Config
-from tritile.core.device import capturing
+from tritile.core.device import Device, capturing
 from tritile.core.forgetting import new_memo
 from tritile.core.problem import Tiled
 from tritile.errors import TuningError
@@ -21,7 +21,7 @@ from tritile.families import launching
 from tritile.ops import memo
 from tritile.ops.dispatch import TENSORS
 from tritile.ops.memo import ByTorch, Key, Tensors, addresses_of, cache_launch
-from tritile.planning import aten
+from tritile.planning import aten, plans
 from tritile.planning.plans import Plan
 
 if TYPE_CHECKING:
@@ -35,23 +35,33 @@ def search_of(problem: Tiled, index: int, allows_torch: bool) -> "Search | None"
     return _searches.get((problem, index, allows_torch))
 
 
-def searched(plan: Plan, index: int, allows_torch: bool) -> Plan:
-    """Return the plan that runs while a problem is being measured; begin, if `plan` is a guess."""
+def planned(problem: Tiled, device: Device, index: int, allows_torch: bool) -> Plan:
+    """Return the plan of a problem. If it is a guess, begin to measure; it runs until that is over."""
+    place = problem, index, allows_torch
+    search = _searches.get(place)
+    if search is None:  # while there is one, the store has a part of its trials
+        plan = plans.plan_for(problem, device, None, allows_torch)
+        assert plan is not None
+        if place not in _searches and not capturing():
+            search = _begun(plan, index, allows_torch)
+    return plan if search is None else search.plan
+
+
+def _begun(plan: Plan, index: int, allows_torch: bool) -> "Search | None":
     from tritile.tune.spread import Search, is_worth  # load the tuner only to measure
 
+    def on_change() -> None:
+        if search.phase == "over" and _searches.get(place) is search:  # else it was forgotten
+            _searches[place] = None  # once in a process: some configs cannot be measured
+        for key in list(search.keys):
+            memo.CALLS.pop(key, None)
+
+    if not is_worth(plan):
+        return None
     place = plan.problem, index, allows_torch
-    if place not in _searches and is_worth(plan) and not capturing():
-
-        def on_change() -> None:
-            if search.is_over and _searches.get(place) is search:  # else it was forgotten
-                _searches[place] = None  # once in a process: some configs cannot be measured
-            for key in list(search.keys):
-                memo.CALLS.pop(key, None)
-
-        search = _searches[place] = Search(plan, index, allows_torch, on_change)
-        search.begin()
-    found = _searches.get(place)
-    return plan if found is None else found.plan
+    search = _searches[place] = Search(plan, index, allows_torch, on_change)
+    search.begin()
+    return search
 
 
 def cache(search: "Search | None", phase: str, op: str, key: Key | None, *launch: Any, **how: Any) -> None:
@@ -59,7 +69,7 @@ def cache(search: "Search | None", phase: str, op: str, key: Key | None, *launch
     cache_launch(op, key, *launch, **how)
     if key is not None and search is not None:
         search.keys.add(key)
-        if search.phase != phase:  # by now, and what was cached under other keys is dropped
+        if phase == "over" or search.phase != phase:  # what was cached may have been dropped before this
             memo.CALLS.pop(key, None)
 
 

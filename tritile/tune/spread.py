@@ -76,10 +76,6 @@ class Search(Turns):
             self.give_up(error)
 
     @property
-    def is_over(self) -> bool:
-        return self._over
-
-    @property
     def phase(self) -> str:
         """Say "search", "turns" or "over"."""
         return "over" if self._over else "turns" if self._candidates else "search"
