@@ -39,15 +39,16 @@ def planned(problem: Tiled, device: Device, index: int, allows_torch: bool) -> P
     """Return the plan of a problem. If it is a guess, begin to measure; it runs until that is over."""
     place = problem, index, allows_torch
     search = _searches.get(place)
-    if search is None:  # while there is one, the store has a part of its trials
-        plan = plans.plan_for(problem, device, None, allows_torch)
-        assert plan is not None
-        if place not in _searches and not capturing():
-            search = _begun(plan, index, allows_torch)
-    return plan if search is None else search.plan
+    if search is not None:  # the store has a part of its trials
+        return search.plan
+    plan = plans.plan_for(problem, device, None, allows_torch)
+    assert plan is not None
+    if place not in _searches and not capturing():
+        _begin(plan, index, allows_torch)
+    return plan
 
 
-def _begun(plan: Plan, index: int, allows_torch: bool) -> "Search | None":
+def _begin(plan: Plan, index: int, allows_torch: bool) -> None:
     from tritile.tune.spread import Search, is_worth  # load the tuner only to measure
 
     def on_change() -> None:
@@ -56,12 +57,10 @@ def _begun(plan: Plan, index: int, allows_torch: bool) -> "Search | None":
         for key in list(search.keys):
             memo.CALLS.pop(key, None)
 
-    if not is_worth(plan):
-        return None
-    place = plan.problem, index, allows_torch
-    search = _searches[place] = Search(plan, index, allows_torch, on_change)
-    search.begin()
-    return search
+    if is_worth(plan):
+        place = plan.problem, index, allows_torch
+        search = _searches[place] = Search(plan, index, allows_torch, on_change)
+        search.begin()
 
 
 def cache(search: "Search | None", phase: str, op: str, key: Key | None, *launch: Any, **how: Any) -> None:
