@@ -529,7 +529,7 @@ def test_stopgap_is_not_kept(operations, monkeypatch):
         return lambda *tensors: None
 
     kept, problems = [], []
-    monkeypatch.setattr(request, "cache_launch", lambda op, key, *rest: kept.append(key))
+    monkeypatch.setattr(request.spread, "cache_launch", lambda op, key, *rest: kept.append(key))
     monkeypatch.setattr(request, "prepared", prepared)
     monkeypatch.setattr(request, "on_host", lambda tensor: False)
     monkeypatch.setenv("TRITILE_TUNE_BUDGET", "0.01")

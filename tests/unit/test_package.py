@@ -23,7 +23,11 @@ ROWS = [tuple(level.split()) for level in LEVELS]
 RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
 # Imports from beside or above: ops import the tuner where something is to be measured, and the package `tune`
 # is the function of its name where it is called.
-ALSO_ALLOWED = {("ops/request.py", "tritile.tune.now"), ("tune/__init__.py", "tritile.lab.tune")}
+ALSO_ALLOWED = {
+    ("ops/request.py", "tritile.tune.now"),
+    ("ops/spread.py", "tritile.tune.spread"),
+    ("tune/__init__.py", "tritile.lab.tune"),
+}
 FORBIDDEN = {("tune", "ops"), ("ops", "tune"), ("nn", "tune")}
 ADAPTERS = {
     f"tritile.core.{name}" for name in ("bound", "interpreter_private", "torch_private", "triton_private")

@@ -141,7 +141,7 @@ def simulate(monkeypatch):
             monkeypatch.setattr(spread, "measured_config", here.measured_config)
             monkeypatch.setattr(spread, "rules_of", lambda tuner: tritile.tuner.measure.engine.Rules())
             monkeypatch.setattr(spread.threading, "Thread", Thread)
-            monkeypatch.setattr(spread, "_load", lambda call, config: here.loaded.append(config))
+            monkeypatch.setattr(Spread, "_load", lambda self, config: here.loaded.append(config))
             monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: None)
             monkeypatch.setattr(torch.cuda, "current_stream", lambda gpu: None)
             monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -150,8 +150,8 @@ def simulate(monkeypatch):
             monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: here.capturing)
             return here
 
-        spread._gate.cache_clear()
-        stack.callback(spread._gate.cache_clear)
+        spread.gate.cache_clear()
+        stack.callback(spread.gate.cache_clear)
         yield make
 
 
@@ -300,7 +300,7 @@ def test_what_cannot_be_measured_stays_with_the_guess(simulate, monkeypatch, err
     ((text, category),) = here.warned
     assert category is UntunedWarning
     assert "copy stays with a guess" in text
-    assert spread._gate(0).acquire(blocking=False)
+    assert spread.gate(0).acquire(blocking=False)
 
 
 def test_memory_is_limited(simulate, monkeypatch):
@@ -315,7 +315,7 @@ def test_memory_is_limited(simulate, monkeypatch):
     here.calls(3)
     assert here.threads == []
     assert len(here.warned) == 1
-    assert spread._gate(0).acquire(blocking=False)
+    assert spread.gate(0).acquire(blocking=False)
 
 
 def test_stored_times_keep_the_winner_first(simulate):
@@ -330,7 +330,7 @@ def test_stored_times_keep_the_winner_first(simulate):
         fastest = min({*here.ran}, key=here.true_us.__getitem__)
         assert here.true_us[here.winner] <= 1.03 * here.true_us[fastest]
         store_of(here.device).clear()
-        spread._gate.cache_clear()
+        spread.gate.cache_clear()
 
 
 def launched_by(kernel, x, out, calls):
@@ -437,7 +437,7 @@ def test_a_call_that_cannot_be_described_runs(simulate, monkeypatch, args):
         here.spread.launch(args, {"grid": (4,)}, here.launch)
     assert here.ran == [GUESS] * 3
     assert len(here.warned) == 1
-    assert spread._gate(0).acquire(blocking=False)
+    assert spread.gate(0).acquire(blocking=False)
 
 
 def test_a_problem_that_waits_for_another_costs_its_calls_nothing(simulate, monkeypatch):
@@ -560,7 +560,7 @@ def test_forget_leaves_the_next_search_alone(simulate):
     tritile.forget()
     launched_by(kernel, x, out, 1)
     (second,) = kernel._spreads.values()
-    first._end(kernel.call((x, out, 64), {"grid": (1,)}))
+    first._end()
     assert [*kernel._spreads.values()] == [second]
     assert [*kernel.cache.values()] == [configs[0]]
     assert len(here.threads) == 1

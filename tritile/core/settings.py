@@ -220,10 +220,10 @@ def mode(name: Mode | None = None, *, backends: str | None = None, fp32: str | N
       tritile's own operations.
     - "tune" does the same, but measures each new problem once, and remembers the result. It is the default of
       kernels decorated with `tritile.autotune`.
-    - "spread" measures kernels decorated with `tritile.autotune`, or adopted, while their calls go on: a new
-      problem runs with the best guess, its configs are measured in other processes, and the fastest then take
-      turns in the program's own calls, at 2% of their time at most. tritile's own operations run as in
-      "cached".
+    - "spread" measures new problems while their calls go on: they run with the best guess, their configs are
+      measured in other processes, and the fastest then take turns in the program's own calls, at 2% of their
+      time at most. This holds for tritile's own operations that are predicted to take 30 us or more (shorter
+      ones run as in "cached"), and for kernels decorated with `tritile.autotune`, or adopted.
     - "strict" raises `NotTunedError` for a problem that no measurement covers, and `NotCompiledError` before
       Triton would compile a kernel.
     - "off" uses the prediction alone, and does not read what was measured.

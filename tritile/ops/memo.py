@@ -194,11 +194,12 @@ def launch_cached(
 
 def cache_launch(
     op: str, key: Key | None, run: Launch | SplitLaunch | ByTorch, call: Call, tensors: Tensors, out: Any,
-    result: torch.Tensor, by_torch: bool = False,
+    result: torch.Tensor, by_torch: bool = False, any_alignment: bool = True,
 ) -> None:  # fmt: skip
     """Cache, under the key of `launch_cached`, the launch of a call, or torch's call if `by_torch`.
 
-    `tensors` and `out` are the caller's. Nothing is cached of a plan that is not to be kept.
+    `tensors` and `out` are the caller's. Nothing is cached of a plan that is not to be kept. `any_alignment`:
+    it may be used for plain matrices at any alignment, if torch makes it.
     """
     if key is None or not COMPARES or not may_be_kept():
         return
@@ -224,7 +225,8 @@ def cache_launch(
     read = range(len(all_tensors)) if by_torch else order
     aligned = [i for i in read if all_tensors[i] is not None]
     added = tensors[4:] if op == "linear_quantized" else tensors[2:]  # a packed weight has three parts
-    if by_torch and tensors[0].element_size() > 1 and all(tensor is None for tensor in added):
+    is_plain = tensors[0].element_size() > 1 and all(tensor is None for tensor in added)
+    if by_torch and any_alignment and is_plain:
         aligned = []  # torch multiplies two plain matrices at any alignment
     cached = CachedLaunch(
         unique=unique,
@@ -258,8 +260,8 @@ stopgaps: Final = _Stopgaps()  # plans of this thread so far that later calls ar
 
 
 def may_be_kept() -> bool:
-    """True if a plan made now may be kept: not a stopgap that mode "tune" uses during a capture."""
-    return not (current_mode() == "tune" and capturing())
+    """True if a plan made now may be kept: not a stopgap, of a mode that measures, during a capture."""
+    return not (current_mode() in ("tune", "spread") and capturing())
 
 
 def default_precision() -> str:

@@ -38,6 +38,7 @@ from tritile.errors import (
 )
 from tritile.families import launching
 from tritile.families.permute.family import in_place
+from tritile.ops import spread
 from tritile.ops.aten import BYTES, LOWERED, lowered, torch_call_of
 from tritile.ops.dispatch import (
     NAMES,
@@ -50,7 +51,7 @@ from tritile.ops.dispatch import (
     parted,
     sees_every_call,
 )
-from tritile.ops.memo import Key, Tensors, cache_launch, launch_cached, mark_written, stopgaps
+from tritile.ops.memo import Key, Tensors, launch_cached, mark_written, stopgaps
 from tritile.planning import aten, gpu_tables, model, plans
 from tritile.runtime import launch
 from tritile.runtime.compiles import log_compiles_as, refuse_if_strict
@@ -187,9 +188,24 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) ->
         else:
             call = request.call(result, precision)
             torch_call = torch_call_of(request, call.problem, precision, out) if rules().aten else None
+            search, phase = None, ""
+            if rules().mode == "spread" and fixed(call) is None:
+                place = call.problem, request.first.device.index, torch_call is not None
+                planned(*place)  # which begins a search
+                search = spread.search_of(*place)
+                phase = search.phase if search is not None else ""
+            if search is not None and phase == "turns":
+                try:
+                    made, again = spread.by_turns(search, op, call, torch_call, tensors, out, result)
+                except (TritileError, RuntimeError, ValueError) as error:  # then as without turns
+                    search.give_up(error)
+                else:
+                    how = {"by_torch": True, "any_alignment": False}
+                    spread.cache(search, phase, op, key, again, call, tensors, out, result, **how)
+                    return made if out is None else mark_written(op, made)
             if torch_call is not None and is_by_aten(call.problem, request.first.device.index):
                 kept = key if stopgaps.count == before else None
-                cache_launch(op, kept, torch_call, call, tensors, out, result, by_torch=True)
+                spread.cache(search, phase, op, kept, torch_call, call, tensors, out, result, by_torch=True)
                 problem = call.problem
                 if out is None:
                     del call, result  # torch allocates its own
@@ -211,7 +227,7 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) ->
             launch = prepared(call, torch_call is not None)
             launch(*call.tensors)
             kept = key if stopgaps.count == before else None
-            cache_launch(op, kept, launch, call, tensors, out, result)
+            spread.cache(search, phase, op, kept, launch, call, tensors, out, result)
     return result if out is None else mark_written(op, result)
 
 
@@ -231,9 +247,14 @@ def planned(problem: Tiled, index: int, allows_torch: bool = False) -> plans.Pla
     If several threads or processes meet a problem at the same time, one measures it and the others wait. The
     plan is a stopgap, as in mode "cached", during a capture, while another process still measures, and while
     the GPU is busy. `allows_torch`: torch's kernel is a candidate.
+
+    In mode "spread", have the problem measured meanwhile; the plan stays the same until that is over.
     """
     device = devices.gpu(index)
-    chosen = plans.plan_for(problem, device, None, allows_torch)
+    if current_mode() == "spread":
+        chosen: plans.Plan | None = spread.planned(problem, device, index, allows_torch)
+    else:
+        chosen = plans.plan_for(problem, device, None, allows_torch)
     if chosen is None and not capturing():
         chosen = once(
             ("planned", problem, device, allows_torch), lambda: _measure(problem, device, index, allows_torch)

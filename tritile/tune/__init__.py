@@ -10,6 +10,7 @@ remembered. The result is a `TuneResult`, which prints as a table. See `help(tri
 How a problem of tritile's own operations is measured:
 
     now           tunes many problems, or one at its first call in mode "tune"
+    spread        measures one while its calls go on, in mode "spread"
     subject       makes a problem's operands, and checks answers
     calibrate     makes the portfolio of a class of problems
     suites        lists of problems

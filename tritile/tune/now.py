@@ -64,15 +64,16 @@ def searched_now(
     return tuned.best.config
 
 
-def time_torch(problem: Tiled, device: Device, gpu: int) -> None:
+def time_torch(problem: Tiled, device: Device, gpu: int, shares_gpu: bool = False) -> None:
     """Time torch interleaved with a problem's fastest measured config, and store its time or failure.
 
-    Does nothing if torch has no single call for the problem, or if no config of it was measured.
+    `shares_gpu`: a program uses the GPU meanwhile. Does nothing if torch has no single call for the problem,
+    or if no config of it was measured.
     """
     best = best_of(plans.trials(problem, device))
     if torch_calls.run_of(problem) is None or best is None or not best.us:
         return
-    tunable, us, failure = TunableProblem(problem, device), None, None
+    tunable, us, failure = TunableProblem(problem, device, shares_gpu), None, None
     with shared_runner(gpu) as runner:
         try:
             pairs = zip(*runner.race(tunable, [best.config, aten.CONFIG]), strict=True)

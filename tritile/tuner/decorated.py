@@ -76,7 +76,6 @@ _MAX_CONFIGS: Final = 96  # that a search tries of a space
 _QUICK_CONFIGS: Final = 8  # that a search of effort "quick" tries, within
 _QUICK_S: Final = 2.0  # seconds
 _LEAST_US: Final = 1e-6
-_COPIES_ON_SHARED_GPU: Final = 2  # few, to take little of the other program's time
 _NO_ROOM: Final = re.compile(r"out of memory|\bbusy\b")  # busy: in the mode EXCLUSIVE_PROCESS
 _MAX_REASON: Final = 500  # characters of a message about a wrong answer
 
@@ -410,8 +409,7 @@ class TunableKernel:
 
     @property
     def copies(self) -> int:
-        copies = copies_for(self.shipment.bytes, self.device.l2_bytes)
-        return min(copies, _COPIES_ON_SHARED_GPU) if self.shares_gpu else copies
+        return copies_for(self.shipment.bytes, self.device.l2_bytes, self.shares_gpu)
 
     def harness(self, copies: int) -> Harness:
         return _Harness(self, copies)

@@ -25,7 +25,7 @@ from tritile.tune.subject.operands import copies_of, guarded, ragged, run_of
 from tritile.tuner.measure.benchmark import Harness
 from tritile.tuner.measure.engine import TuningTask
 from tritile.tuner.measure.outputs import OUTSIDE
-from tritile.tuner.measure.timing import Eager, Run, copies_for, graph_of
+from tritile.tuner.measure.timing import Eager, Least, Run, copies_for, graph_of
 from tritile.tuner.search import Listed, from_parameters, parameters
 from tritile.tuner.store.trial import best_of
 
@@ -102,10 +102,11 @@ class ProblemSpace:
 
 @dataclass(frozen=True)
 class TunableProblem:
-    """A problem on random operands, to be tuned."""
+    """A problem on random operands, to be tuned. `shares_gpu`: a program uses the GPU meanwhile."""
 
     problem: Tiled
     device: Device
+    shares_gpu: bool = False
 
     def digest(self, config: Config) -> str:
         return FAMILIES[self.problem.op][config.family].digest
@@ -121,15 +122,16 @@ class TunableProblem:
 
     @property
     def copies(self) -> int:
-        return copies_for(self.problem.bytes, self.device.l2_bytes)
+        return copies_for(self.problem.bytes, self.device.l2_bytes, self.shares_gpu)
 
     def harness(self, copies: int) -> Harness:
-        return _Harness(self.problem, self.device, copies)
+        return _Harness(self, copies)
 
 
 class _Harness:
-    def __init__(self, problem: Tiled, device: Device, copies: int) -> None:
-        self._problem, self._device = problem, device
+    def __init__(self, tunable: TunableProblem, copies: int) -> None:
+        self._problem, self._device = problem, device = tunable.problem, tunable.device
+        self._shares_gpu = tunable.shares_gpu
         self.calls: list[Call] = copies_of(problem, device, copies)
         one = torch.ones(16, 16, dtype=torch.float64, device="cuda")
         (one @ one).sum().item()  # loads torch's kernels for checks, which takes a while
@@ -150,7 +152,8 @@ class _Harness:
             run(call)
 
     def timed(self, config: Config, run: Run) -> Eager:
-        return graph_of(run, self.calls)
+        timer = graph_of(run, self.calls)
+        return Least(timer) if self._shares_gpu else timer
 
     def check(self, config: Config, run: Run) -> float:
         """Check at the problem's own sizes, returning that error, and at ragged ones between guards."""

@@ -28,6 +28,7 @@ _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40  # of a race
 _LEAST_OF = 2  # times on a shared GPU
 _FAR_BEHIND = 3.0  # slowdown beyond which one replay is enough
 _MAX_COPIES = 400
+_COPIES_ON_SHARED_GPU = 2  # few, to take little of the other program's time
 _TIED = 1.01  # slowdown up to which noise may explain the difference
 # Fewest replays of neutral kernels, and for at least so long: the first ones raise the clocks of an idle GPU,
 # and a busy host may slow down all of them for some 10 ms.
@@ -57,9 +58,13 @@ def timing_of(samples: Sequence[float]) -> Timing:
     return Timing(median, (high - low) / median)
 
 
-def copies_for(bytes_each: int, l2_bytes: int) -> int:
-    """Return how many copies of operands are three times the size of the L2 cache; 400 at most."""
-    return min(_MAX_COPIES, max(1, math.ceil(3 * l2_bytes / max(1, bytes_each))))
+def copies_for(bytes_each: int, l2_bytes: int, shares_gpu: bool = False) -> int:
+    """Return how many copies of operands are three times the size of the L2 cache; 400 at most.
+
+    `shares_gpu`: another program uses the GPU meanwhile.
+    """
+    most = _COPIES_ON_SHARED_GPU if shares_gpu else _MAX_COPIES
+    return min(most, max(1, math.ceil(3 * l2_bytes / max(1, bytes_each))))
 
 
 @functools.cache
