@@ -91,3 +91,26 @@ def mock_gpu(target: str = "sm_90") -> Iterator[Device]:
         for owner, name, answer in answers:  # plain functions: a Mock takes longer than what is measured
             stack.enter_context(mock.patch.object(owner, name, lambda *_, answer=answer: answer))
         yield device
+
+
+def event_class(here: Any) -> type[Any]:
+    """Return a simulated GPU's CUDA event: `here` has its `clock`, how many it `launched`, and its `lag`."""
+
+    class Event:
+        def __init__(self, enable_timing: bool = False) -> None:
+            pass
+
+        def record(self, stream: object = None) -> None:
+            self.at, self.number = here.clock, here.launched
+
+        def query(self) -> bool:
+            return bool(here.launched >= self.number + here.lag)
+
+        def elapsed_time(self, other: Any) -> float:
+            assert other.query()  # else it raises
+            return float((other.at - self.at) / 1e3)
+
+        def synchronize(self) -> None:
+            pass
+
+    return Event

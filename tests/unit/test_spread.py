@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.errors import TritonError
 
 import tritile
-from tests.mock_gpu import mock_gpu
+from tests.mock_gpu import event_class, mock_gpu
 from tritile.core.config import Config
 from tritile.core.problem import KernelProblem
 from tritile.errors import GpuTakenError, UnsupportedError, UntunedWarning
@@ -116,23 +116,6 @@ def simulate(monkeypatch):
         def make(*arguments, **options):
             here = Simulation(device, *arguments, **options)
 
-            class Event:
-                def __init__(self, enable_timing=False):
-                    pass
-
-                def record(self, stream=None):
-                    self.at, self.number = here.clock, here.launched
-
-                def query(self):
-                    return here.launched >= self.number + here.lag
-
-                def elapsed_time(self, other):
-                    assert other.query()  # else it raises
-                    return (other.at - self.at) / 1e3
-
-                def synchronize(self):
-                    pass
-
             class Thread:
                 def __init__(self, target, args, daemon):
                     assert daemon
@@ -144,7 +127,7 @@ def simulate(monkeypatch):
             monkeypatch.setattr(Spread, "_load", lambda self, config: here.loaded.append(config))
             monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: None)
             monkeypatch.setattr(torch.cuda, "current_stream", lambda gpu: None)
-            monkeypatch.setattr(torch.cuda, "Event", Event)
+            monkeypatch.setattr(torch.cuda, "Event", event_class(here))
             monkeypatch.setattr(torch.cuda, "Stream", lambda gpu: None)
             monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
             monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: here.capturing)

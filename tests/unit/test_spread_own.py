@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tritile
+from tests.mock_gpu import event_class
 from tritile.core.config import ATEN, Config
 from tritile.core.device import target_device
 from tritile.errors import OverlapError, TuningError
@@ -113,20 +114,6 @@ class Launch:
 def gpu(monkeypatch):
     here = Gpu()
 
-    class Event:
-        def __init__(self, enable_timing=False):
-            pass
-
-        def record(self):
-            self.at, self.number = here.clock, here.launched
-
-        def query(self):
-            return here.launched >= self.number + here.lag
-
-        def elapsed_time(self, other):
-            assert other.query()  # else it raises
-            return (other.at - self.at) / 1e3
-
     nothing = lambda *_: contextlib.nullcontext()  # noqa: E731
     for owner, name, value in (
         (ops_request, "on_host", lambda tensor: False),
@@ -141,7 +128,7 @@ def gpu(monkeypatch):
         (own.Search, "_load", lambda self, config: here.loaded.append(config)),
         (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "set_device", lambda gpu: None),
-        (torch.cuda, "Event", Event),
+        (torch.cuda, "Event", event_class(here)),
         (torch.cuda, "Stream", lambda gpu: None),
         (torch.cuda, "stream", nothing),
         (torch.cuda, "device", nothing),

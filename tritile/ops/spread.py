@@ -49,7 +49,7 @@ def planned(problem: Tiled, device: Device, index: int, allows_torch: bool) -> P
 
 
 def _begin(plan: Plan, index: int, allows_torch: bool) -> None:
-    from tritile.tune.spread import Search, is_worth  # load the tuner only to measure
+    from tritile.tune.spread import Search, is_worth_measuring  # load the tuner only to measure
 
     def on_change() -> None:
         if search.phase == "over" and _searches.get(place) is search:  # else it was forgotten
@@ -57,7 +57,7 @@ def _begin(plan: Plan, index: int, allows_torch: bool) -> None:
         for key in list(search.keys):
             memo.CALLS.pop(key, None)
 
-    if is_worth(plan):
+    if is_worth_measuring(plan):
         place = plan.problem, index, allows_torch
         search = _searches[place] = Search(plan, index, allows_torch, on_change)
         search.begin()

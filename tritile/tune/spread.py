@@ -36,7 +36,7 @@ _CHECKED: Final = 10  # of the fastest, so that the guess is one of them
 _GUESSES: Final = ("predicted", "model", "torch")  # sources of plans that no measurement of the problem has
 
 
-def is_worth(plan: Plan) -> bool:
+def is_worth_measuring(plan: Plan) -> bool:
     """True for a guess that takes long enough, as far as is known, to be timed by events."""
     is_guess = plan.source in _GUESSES and not plan.problem.needs_torch
     return is_guess and (plan.us is None or plan.us >= TIMED_US)
