@@ -77,6 +77,11 @@ class Simulation:
             trial = Trial(PROBLEM, config, us, error=error, failure=failure, measured_utc="2026-01-01")
             store_of(call.device).add(call.source, trial)
 
+    def load(self, call, config, warmup):
+        assert warmup
+        assert all(isinstance(each, torch.Tensor) for each in (call.tensors["x"], call.tensors["out"]))
+        self.loaded.append(config)
+
     def calls(self, number):
         for _ in range(number):
             self.spread.launch((self.x, self.out, 64), {"grid": (4,)}, self.launch)
@@ -124,7 +129,8 @@ def simulate(monkeypatch):
             monkeypatch.setattr(spread, "measured_config", here.measured_config)
             monkeypatch.setattr(spread, "rules_of", lambda tuner: tritile.tuner.measure.engine.Rules())
             monkeypatch.setattr(spread.threading, "Thread", Thread)
-            monkeypatch.setattr(Spread, "_load", lambda self, config: here.loaded.append(config))
+            monkeypatch.setattr(KernelCall, "launch", lambda *given, **how: here.load(*given, **how))
+            monkeypatch.setattr(spread, "handles_of", lambda compiled: compiled)
             monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: None)
             monkeypatch.setattr(torch.cuda, "current_stream", lambda gpu: None)
             monkeypatch.setattr(torch.cuda, "Event", event_class(here))

@@ -288,9 +288,11 @@ class Spread(Turns):
         guessed = next((t for t in ranked if call.config(t.config) == self.guess), None)
         if guessed is not None and call.reference is not None and not guessed.right:
             guessed = None  # its answer was not checked
-        self._call = call.having(dict.fromkeys(call.tensors))  # without the copies
-        self.label = call.problem.label
-        self._begin_turns(ranked, guessed, call.config)
+        self.label, self._call = call.problem.label, call
+        try:
+            self._begin_turns(ranked, guessed, call.config)
+        finally:
+            self._call = call.having(dict.fromkeys(call.tensors))  # without the copies, which loading needs
 
     def _load(self, config: triton.Config) -> None:
         assert self._call is not None
