@@ -19,12 +19,12 @@ from typing import NamedTuple
 import torch
 
 from portfolios import read_all
+from tritile.choose.formula import FORMULAS
+from tritile.choose.waves import predict_us
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.families.common.cost import FIT, Facts, Fit, Program, product_us
 from tritile.families.registry import FAMILIES
-from tritile.planning.formula import FORMULAS
-from tritile.planning.model import predict_us
 from tritile.tune.calibrate.sweep import Row
 
 SWEEPS = Path(__file__).parent / "sweeps"

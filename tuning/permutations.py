@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 
+from tritile.choose import gpu_tables, waves
 from tritile.cli.calibrating import LIKELY, write_sweep
 from tritile.core.config import Config
 from tritile.core.device import Device, current_gpu
 from tritile.core.problem import Tiled
 from tritile.families.permute import boxes
-from tritile.planning import gpu_tables, model
 from tritile.tune.calibrate import run
 from tritile.tune.calibrate.draw import drawn
 from tritile.tune.calibrate.sweep import Row, compile_at, flusher, timed, useful
@@ -43,7 +43,7 @@ def first(problem: Tiled, configs: Sequence[Config], name: str, device: Device) 
     tiles = [c for c in own if c.family != boxes.BOX]
     if not tiles:
         return boxed
-    tiles.sort(key=lambda c: model.predict_us(c, problem, device))
+    tiles.sort(key=lambda c: waves.predict_us(c, problem, device))
     found = gpu_tables.portfolio(name, device)
     ranked = [config for _, config in found[0].ranked(problem, device, 48)] if found else []
     known = [config for config in ranked if config in set(tiles)][:BY_PORTFOLIO]

@@ -5,8 +5,8 @@ import torch
 
 import tritile
 from tests.reference import assert_product, values
+from tritile.choose import pick
 from tritile.core.device import current_gpu
-from tritile.planning import plans
 from tritile.tune.calibrate import run, sweep
 from tritile.tune.calibrate.draw import DRAWS, drawn
 from tritile.tune.subject import torch_calls
@@ -37,7 +37,7 @@ def test_mode_tune_measures_the_likeliest_alone():
         assert_product(tritile.matmul(a, b.mT), a, b.mT)
     plan = tritile.plan(tritile.matmul, a, b.mT)
     assert plan.source == "exact"
-    measured = [trial.config for trial in plans.trials(plan.problem, current_gpu()) if trial.us]
+    measured = [trial.config for trial in pick.trials(plan.problem, current_gpu()) if trial.us]
     assert plan.config in measured
-    assert set(measured) <= set(plans.likely(plan.problem, current_gpu(), 8))
+    assert set(measured) <= set(pick.likely(plan.problem, current_gpu(), 8))
     assert len(measured) >= 2

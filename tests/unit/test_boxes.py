@@ -6,6 +6,8 @@ import pytest
 
 from picture import tiling_of
 from tests.configs import boxed
+from tritile.choose import gpu_tables, pick, waves
+from tritile.choose.portfolio import Portfolio
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
@@ -14,8 +16,6 @@ from tritile.families.permute import boxes
 from tritile.families.space import illegal
 from tritile.lab import traffic
 from tritile.lab.explain import INSTRUCTIONS, LATENCY, MEMORY, SHARED, parts_us
-from tritile.planning import gpu_tables, model, plans
-from tritile.planning.portfolio import Portfolio
 
 H200 = target_device("nvidia-h200")
 
@@ -57,7 +57,7 @@ def test_boxes_without_contention():
     assert boxes.contends(SHORT)
     assert not boxes.contends(problem((100, 2, 500), (1, 0, 2), 16))
     assert "NVIDIA" in illegal(boxed(4096, 64, 4), SHORT, target_device("gfx942"))
-    assert model.outside_portfolios(SHORT, target_device("gfx942")) == []
+    assert waves.outside_portfolios(SHORT, target_device("gfx942")) == []
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_boxes_of_whole_words(shape, itemsize):
 
 
 def test_boxes_run_short_sides():
-    assert plans.plan_for(THIN, H200, "cached").config.family == "box"
-    assert plans.plan_for(problem((8192, 8192), (1, 0), 4), H200, "cached").config.family == "tile"
+    assert pick.plan_for(THIN, H200, "cached").config.family == "box"
+    assert pick.plan_for(problem((8192, 8192), (1, 0), 4), H200, "cached").config.family == "tile"
 
 
 def test_boxes_by_formula_without_portfolio(monkeypatch):
@@ -133,12 +133,12 @@ def test_boxes_by_formula_without_portfolio(monkeypatch):
     configs, constants = (tuple(each[i] for i in tiles) for each in (found.configs, found.constants))
     alone = Portfolio(found.name, configs, constants, found.loss)
     monkeypatch.setattr(gpu_tables, "portfolio", lambda name, device: (alone, *rest))
-    plan, before = plans.plan_for(thin, H200, "cached"), plans.by_portfolio(thin, H200)
+    plan, before = pick.plan_for(thin, H200, "cached"), pick.by_portfolio(thin, H200)
     assert plan.config.family == "box"
     assert before.us > plan.us == boxes.cost(plan.config, thin, H200)
     assert plan.source == before.source
     assert "by the formula of box" in plan.why
-    assert {config.family for config in plans.likely(thin, H200, 8)[8:]} == {"box"}
+    assert {config.family for config in pick.likely(thin, H200, 8)[8:]} == {"box"}
 
 
 def test_boxes_are_explained_and_not_drawn():

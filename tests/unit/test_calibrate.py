@@ -14,13 +14,13 @@ import pytest
 
 from tests.commands import run as run_command
 from tests.configs import tma, warpgroups
+from tritile.choose import gpu_tables, pick, table, waves
 from tritile.cli import calibrating
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem, problem_from_dict
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
-from tritile.planning import gpu_tables, model, plans, table
 from tritile.tune.calibrate import fit, run, sweep
 from tritile.tune.calibrate.draw import drawn
 
@@ -30,7 +30,7 @@ SPLIT_OFF, NOISE = 0.6, 0.01  # by which what programs share takes less than the
 
 
 def clock(config, problem):
-    us = model.predict_us(config, problem, H200) * (SPLIT_OFF if sweep.kind_of(config)[1] else 1.0)
+    us = waves.predict_us(config, problem, H200) * (SPLIT_OFF if sweep.kind_of(config)[1] else 1.0)
     return us * (1 + NOISE * random.Random(f"{config.key} {problem}").uniform(-1, 1))
 
 
@@ -72,13 +72,13 @@ def few_candidates(count, name=NAME, device=H200):
 def test_likely_configs_near_best():
     problem = MatmulProblem(1, 50, 1408, 20736, "bfloat16", "bfloat16")
     found = likely(problem, H200)
-    best = model.pick(problem, H200)
+    best = waves.pick(problem, H200)
     assert found[sweep.banded(best)] == min(found.values())
     assert max(found.values()) <= 1.2 * min(found.values())
     assert {config["GROUP_M"] for config in found} == {8}
     skinny_k = MatmulProblem(1, 4, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
     for problem in (skinny_k, PermuteProblem.of((2, 10913728, 5), (5, 10, 1), (54568640, 5, 1), 1)):
-        outside = model.outside_portfolios(problem, H200)
+        outside = waves.outside_portfolios(problem, H200)
         assert outside
         assert not likely(problem, H200).keys() & set(outside)
 
@@ -139,7 +139,7 @@ def test_kind_errors_are_learnt():
 
     problem, other = itertools.islice((p for p in drawn("bf16_nt", 99, "") if len({*splits(p)}) == 2), 2)
     split = [config for config in chooser.choose(other) if sweep.kind_of(config)[1]]
-    chooser.learn(other, {config: 9.0 * model.predict_us(config, other, H200) for config in split})
+    chooser.learn(other, {config: 9.0 * waves.predict_us(config, other, H200) for config in split})
     assert not any(splits(problem))
 
 
@@ -151,8 +151,8 @@ def test_sweep_times_near_configs(timed):
     assert [row.problem for row in rows] == [problem for problem, chosen in timed if chosen]
     for problem, chosen in timed:
         assert refused not in chosen
-        least = min((model.predict_us(config, problem, H200) for config in chosen), default=0.0)
-        assert all(model.predict_us(config, problem, H200) <= 2.2 * least for config in chosen)
+        least = min((waves.predict_us(config, problem, H200) for config in chosen), default=0.0)
+        assert all(waves.predict_us(config, problem, H200) <= 2.2 * least for config in chosen)
 
 
 def test_portfolio_loses_little(timed, hasty):
@@ -186,13 +186,13 @@ def test_command_writes_what_plans_take(few, tmp_path, monkeypatch):
     gpu = replace(H200, name="NVIDIA X1", processors=100, memory_gbps=2000)  # unlike any that was measured
     monkeypatch.setattr("tritile.core.device.current_gpu", lambda: gpu)
     problem = PermuteProblem.transposed(1, 4096, 8192, 2)
-    plans.forget()
-    assert plans.plan_for(problem, gpu, "cached").source == "model"
+    pick.forget()
+    assert pick.plan_for(problem, gpu, "cached").source == "model"
     asked = ["tune", "--calibrate", NAME, "--sizes", "12", "--sweeps", str(tmp_path / "sweeps")]
     done = run_command(*asked)
     assert done.exit_code == 0, done.output
     assert NAME in done.output
-    plan = plans.plan_for(problem, gpu, "cached")
+    plan = pick.plan_for(problem, gpu, "cached")
     assert plan.source == "predicted"
     assert "measured here" in plan.why
     head, *lines = map(json.loads, (tmp_path / "sweeps" / f"{NAME}.jsonl").read_text().splitlines())
@@ -203,7 +203,7 @@ def test_command_writes_what_plans_take(few, tmp_path, monkeypatch):
         assert line["torch_us"] == 7.0
         for place, us in line["us"].items():
             assert math.isclose(us, clock(configs[int(place)], of), rel_tol=1e-4)
-    plans.forget()
+    pick.forget()
 
 
 def test_next_class_compiles_meanwhile(few, tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from rich.console import Console
 import autotune
 from tests.commands import commands, refused, run
 from tritile import cli, errors
+from tritile.choose import aten, gpu_tables, pick, table
 from tritile.cli import findings, shared
 from tritile.cli import tuning as tune_module
 from tritile.core.config import Config
@@ -29,7 +30,6 @@ from tritile.core.device import SHORT, target_device
 from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.families import registry as families
 from tritile.lab.bench import BenchResult
-from tritile.planning import aten, gpu_tables, plans, table
 from tritile.tune import suites
 from tritile.tuner.measure.engine import Tuned
 from tritile.tuner.store.trial import TORCH, Trial
@@ -647,7 +647,7 @@ def searches(monkeypatch):
             yield Tuned(problem, trial if us else None, 1, 0.5, None if us else "nothing works")
 
     def time_torch(problem, device, index):
-        assert plans.trials(problem, device)
+        assert pick.trials(problem, device)
         store_of(device).add(
             TORCH, Trial(problem, aten.CONFIG, 8.0, measured_utc="2026-01-01T00:00:00+00:00")
         )
@@ -657,7 +657,7 @@ def searches(monkeypatch):
     monkeypatch.setattr(tune_module.now, "tune", tune)
     monkeypatch.setattr(tune_module.now, "time_torch", time_torch)
     monkeypatch.setattr(
-        tune_module, "is_tuned", lambda problem, device: any(t.us for t in plans.trials(problem, device))
+        tune_module, "is_tuned", lambda problem, device: any(t.us for t in pick.trials(problem, device))
     )
 
 
@@ -731,7 +731,7 @@ def test_tune_elsewhere_predicts(monkeypatch):
     assert len(list(store_of(H200).all_trials())) == 1
     found = run("tune", "999x1001x1003", "--dtype", "fp16", "--target", "h200", "--json")
     (problem,) = json.loads(found.stdout)["problems"]
-    plan = plans.plan_for(
+    plan = pick.plan_for(
         suites.parse_shape("999x1001x1003", "matmul", "float16", "NN").problem, H200, "cached", True
     )
     assert (problem["us"], problem["source"]) == (plan.us, plan.source)

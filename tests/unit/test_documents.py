@@ -22,10 +22,10 @@ import typer
 import tritile
 from tests.commands import commands, run, scripts
 from tritile import cli
+from tritile.choose import gpu_tables, table
+from tritile.choose.classes import MEASURED
 from tritile.core.problem import MatmulProblem
 from tritile.lab import warm
-from tritile.planning import gpu_tables, table
-from tritile.planning.classes import MEASURED
 from tritile.tuner.store import tables as kernel_table
 
 ROOT = Path(tritile.__file__).parents[1]
@@ -318,14 +318,14 @@ from tritile.core.problem import MatmulProblem
 from tritile.families.registry import digests
 from tritile.families.space import illegal, legal_configs
 from tritile.families.naive.family import CONFIGS
-from tritile.planning import model
+from tritile.choose import waves
 problem = MatmulProblem(1, 512, 512, 512, "float16", "float16")
 device = tritile.target_device("nvidia-h200")
 assert len(digests()["matmul/naive"]) == 16
 assert set(legal_configs(problem, device, "naive")) == set(CONFIGS)
-assert "naive" in model.families(problem, device)
+assert "naive" in waves.families(problem, device)
 for m, n, k in ((300, 200, 48), (20, 20, 4), (1, 4096, 32), (512, 512, 512)):
-    assert model.pick(MatmulProblem(1, m, n, k, "float32", "float32"), device).family != "naive"
+    assert waves.pick(MatmulProblem(1, m, n, k, "float32", "float32"), device).family != "naive"
 batch = MatmulProblem(2, 8, 8, 8, "float16", "float16")
 assert "one matrix" in illegal(CONFIGS[0], batch, device)
 assert os.waitpid(child, 0)[1] == 0

@@ -8,6 +8,9 @@ import torch
 
 import tritile
 from tests.unit.conftest import forget_tables
+from tritile.choose import gpu_tables, pick, waves
+from tritile.choose.portfolio import Loss, Portfolio
+from tritile.choose.table import Entry, Table, write
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
 from tritile.core.permutation import PermuteProblem
@@ -16,9 +19,6 @@ from tritile.errors import DeviceError, InvalidValueError, NotTunedError, ShapeE
 from tritile.families.common.cost import Constants
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import legal_configs
-from tritile.planning import gpu_tables, model, plans
-from tritile.planning.portfolio import Loss, Portfolio
-from tritile.planning.table import Entry, Table, write
 from tritile.tune.subject.problem import is_tuned, task_of
 from tritile.tuner.store.trial import Trial
 from tritile.tuner.store.trials import store_of
@@ -27,7 +27,7 @@ H200, A100 = target_device("nvidia-h200"), target_device("sm_80")
 PRODUCT = MatmulProblem(1, 777, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
 TURNED = PermuteProblem.transposed(1, 1024, 1024, 8)  # of few configs
 OLD = dict.fromkeys(digests(), "0" * 16)
-pick = functools.cache(model.pick)  # to rank a space of products takes long
+pick = functools.cache(waves.pick)  # to rank a space of products takes long
 
 
 def tile(m=64, n=64, k=32, group=8, family="tile", **rest):
@@ -50,7 +50,7 @@ def remember(config, us, problem=PRODUCT, **rest):
 @pytest.fixture
 def there(folder, tmp_path, monkeypatch):
     """Puts what its words name where plans look for it."""
-    monkeypatch.setattr(model, "pick", pick)
+    monkeypatch.setattr(waves, "pick", pick)
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
 
     def put(words):
@@ -110,9 +110,9 @@ def test_plan_of_first_source(there, words):
     for mode, source in zip(("cached", "strict", "tune", "off"), CASES[words], strict=True):
         if source is NotTunedError:
             with pytest.raises(NotTunedError, match=f"{PRODUCT.label} on NVIDIA H200"):
-                plans.plan_for(PRODUCT, H200, mode)
+                pick.plan_for(PRODUCT, H200, mode)
             continue
-        plan = plans.plan_for(PRODUCT, H200, mode)
+        plan = pick.plan_for(PRODUCT, H200, mode)
         assert (plan and plan.source) == source, mode
         if plan is not None:
             config = CONFIGS.get(source) or pick(PRODUCT, H200)
@@ -124,26 +124,26 @@ def test_plan_of_first_source(there, words):
 
 def test_pin_says_what_it_hides(there, monkeypatch, tmp_path):
     there("pin, measured")
-    plan = plans.plan_for(PRODUCT, H200, "cached")
+    plan = pick.plan_for(PRODUCT, H200, "cached")
     assert plan.why.endswith(f"; not used is {MEASURED}, 20.0 us measured on {H200.name}")
     remember(PINNED, 15.0)
-    plans.forget()
-    assert "not used" not in plans.plan_for(PRODUCT, H200, "cached").why  # it is what runs
+    pick.forget()
+    assert "not used" not in pick.plan_for(PRODUCT, H200, "cached").why  # it is what runs
     path = tmp_path / "pinned.json"
     path.write_text(path.read_text().replace('"us": 9.0', '"us": null'))
     forget_tables()
     remember(MEASURED, 12.0)
-    plans.forget()
-    plan = plans.plan_for(PRODUCT, H200, "cached")
+    pick.forget()
+    plan = pick.plan_for(PRODUCT, H200, "cached")
     assert (plan.config, plan.source) == (MEASURED, "exact")
 
 
 def test_pinned_portfolio_hides_measured(there):
     there("pinned portfolio")
-    assert "hides" not in plans.plan_for(PRODUCT, H200, "cached").why
+    assert "hides" not in pick.plan_for(PRODUCT, H200, "cached").why
     write(Table(H200.to_dict(), digests(), (), OWN), gpu_tables.calibrated_path(H200))
-    plans.forget()
-    why = plans.plan_for(PRODUCT, H200, "cached").why
+    pick.forget()
+    why = pick.plan_for(PRODUCT, H200, "cached").why
     assert why.endswith("; the pinned table hides the portfolio that was measured on this machine")
 
 
@@ -151,7 +151,7 @@ def test_pinned_shortlist_hides_nothing(there, monkeypatch, tmp_path):
     there("portfolio")
     write(Table(H200.to_dict(), digests(), (), {}, OWN), tmp_path / "pinned.json")
     monkeypatch.setenv("TRITILE_TABLE", str(tmp_path / "pinned.json"))
-    plan = plans.plan_for(PRODUCT, H200, "cached")
+    plan = pick.plan_for(PRODUCT, H200, "cached")
     assert (plan.source, plan.config) == ("predicted", PICK)
     assert f"measured on {H200.name}" in plan.why
 
@@ -162,36 +162,36 @@ def test_pinned_predictions_refused(there, tmp_path):
     path.write_text(path.read_text().replace("{", '{"measured": false, ', 1))
     forget_tables()
     with pytest.raises(InvalidValueError, match=r"TRITILE_TABLE: .*pinned\.json holds predictions"):
-        plans.plan_for(PRODUCT, H200, "cached")
+        pick.plan_for(PRODUCT, H200, "cached")
 
 
 def test_missing_pinned_file_is_error(there, monkeypatch):
     there("measured")
     monkeypatch.setenv("TRITILE_TABLE", "/no/such/file")
     with pytest.raises(InvalidValueError, match="/no/such/file"):
-        plans.plan_for(PRODUCT, H200, "cached")
+        pick.plan_for(PRODUCT, H200, "cached")
 
 
 def test_calibration_before_shipped(there):
     there("nothing")
     path = gpu_tables.calibrated_path(H200)
     write(Table(H200.to_dict(), digests(), (), OWN), path)
-    plan = plans.plan_for(PRODUCT, H200, "cached")
+    plan = pick.plan_for(PRODUCT, H200, "cached")
     assert (plan.source, plan.config) == ("predicted", PICK)
     assert "measured here" in plan.why
     path.write_text("no table")
     tritile.forget()
     with pytest.warns(tritile.errors.StoreWarning, match="portfolios are not used"):
-        assert plans.plan_for(PRODUCT, H200, "cached").source == "model"
+        assert pick.plan_for(PRODUCT, H200, "cached").source == "model"
 
 
 def test_a_plan_is_remembered_until_forgotten(there):
     there("nothing")
-    first = plans.plan_for(PRODUCT, H200)
+    first = pick.plan_for(PRODUCT, H200)
     remember(MEASURED, 20.0)
-    assert plans.plan_for(PRODUCT, H200) is first
+    assert pick.plan_for(PRODUCT, H200) is first
     tritile.forget()
-    found = plans.plan_for(PRODUCT, H200)
+    found = pick.plan_for(PRODUCT, H200)
     assert (found.source, found.config, found.us) == ("exact", MEASURED, 20.0)
 
 
@@ -199,7 +199,7 @@ def test_checked_answer_is_incumbent(there):
     """Quick looks of every family are not enough."""
     there("nothing")
     first, second = legal_configs(TURNED, H200, "tile")[:2]
-    for config in (first, *(legal_configs(TURNED, H200, name)[0] for name in model.families(TURNED, H200))):
+    for config in (first, *(legal_configs(TURNED, H200, name)[0] for name in waves.families(TURNED, H200))):
         remember(config, 10.0, TURNED)
     assert not is_tuned(TURNED, H200)
     assert task_of(TURNED, H200).incumbent is None

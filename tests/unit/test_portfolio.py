@@ -14,6 +14,20 @@ import torch
 
 import portfolios
 from tests.unit.conftest import forget_tables
+from tritile.choose import gpu_tables, pick, table, waves
+from tritile.choose.classes import MEASURED, class_of
+from tritile.choose.formula import FORMULAS, PermuteConstants, shape_of
+from tritile.choose.portfolio import (
+    LAYERS,
+    MOST,
+    OWN,
+    RACED,
+    Correction,
+    Loss,
+    Portfolio,
+    factors,
+    portfolio_of,
+)
 from tritile.cli import findings
 from tritile.core import settings
 from tritile.core.config import Config
@@ -28,20 +42,6 @@ from tritile.families.registry import digests
 from tritile.families.space import illegal
 from tritile.nn.exchanged import PARTS_AHEAD
 from tritile.ops import request as ops_request
-from tritile.planning import gpu_tables, model, plans, table
-from tritile.planning.classes import MEASURED, class_of
-from tritile.planning.formula import FORMULAS, PermuteConstants, shape_of
-from tritile.planning.portfolio import (
-    LAYERS,
-    MOST,
-    OWN,
-    RACED,
-    Correction,
-    Loss,
-    Portfolio,
-    factors,
-    portfolio_of,
-)
 from tritile.tune.calibrate import fit
 from tritile.tune.calibrate.draw import DRAWS, drawn
 from tritile.tune.calibrate.run import _EARNED, Measured, is_candidate
@@ -83,7 +83,7 @@ MODELLED = {"fp16x3"}  # classes of which no portfolio ships
 
 
 legal_configs = functools.cache(space.legal_configs)  # these take long
-pick = functools.cache(model.pick)
+pick = functools.cache(waves.pick)
 
 
 def members(count=6, problem=PRODUCT, device=H200):
@@ -114,7 +114,7 @@ def test_every_class_is_drawn_and_taken():
 @pytest.mark.parametrize("problem", UNSERVED, ids=lambda problem: problem.label)
 def test_what_no_class_serves(problem):
     assert class_of(problem) is None
-    assert plans.by_portfolio(problem, H200) is None
+    assert pick.by_portfolio(problem, H200) is None
 
 
 def test_formula_of_numbers_and_tensors():
@@ -264,18 +264,18 @@ def test_a_table_keeps_its_portfolios(tmp_path):
 
 
 def test_plan_says_prediction_quality():
-    plan = plans.plan_for(replace(PRODUCT, m=779), H200, "cached")
+    plan = pick.plan_for(replace(PRODUCT, m=779), H200, "cached")
     portfolio, *_ = gpu_tables.portfolio("bf16_nt", H200)
     (us, config), (second, _) = portfolio.ranked(plan.problem, H200, 2)
     assert (plan.source, plan.config, plan.us) == ("predicted", config, us)
     told = f"{second / us:.3f} times", f"{portfolio.loss.p95:.1%}", "bf16_nt", f"measured on {H200.name}"
     assert all(text in plan.why for text in told)
-    assert plans.plan_for(plan.problem, H200, "off").source == "model"
+    assert pick.plan_for(plan.problem, H200, "off").source == "model"
 
 
 def test_similar_gpu_takes_table():
     alike = replace(H200, name="NVIDIA H200 of a name of its own", memory_gbps=4400)
-    plan = plans.plan_for(PRODUCT, alike, "cached")
+    plan = pick.plan_for(PRODUCT, alike, "cached")
     assert plan.source == "predicted"
     assert "measured on a similar GPU, NVIDIA H200" in plan.why
     assert gpu_tables.shipped(alike)[0] is gpu_tables.shipped(H200)[0]
@@ -283,7 +283,7 @@ def test_similar_gpu_takes_table():
         replace(A100, name="another A100"), replace(alike, memory_gbps=2000), replace(alike, arch=100),
     ):  # fmt: skip
         assert not gpu_tables.like(other)
-        assert plans.plan_for(PERMUTED["permute_2"], other, "cached").source == "model"
+        assert pick.plan_for(PERMUTED["permute_2"], other, "cached").source == "model"
 
 
 def test_fewer_sms_predictions_only():
@@ -291,10 +291,10 @@ def test_fewer_sms_predictions_only():
     measured = next(
         entry.problem
         for entry in gpu_tables.shipped(H200)[0].entries
-        if class_of(entry.problem) == "bf16_nt" and plans.tabled(entry.problem, H200)
+        if class_of(entry.problem) == "bf16_nt" and pick.tabled(entry.problem, H200)
     )
-    assert plans.plan_for(measured, H200, "cached").source == "table"
-    assert plans.plan_for(measured, alike, "cached").source == "predicted"
+    assert pick.plan_for(measured, H200, "cached").source == "table"
+    assert pick.plan_for(measured, alike, "cached").source == "predicted"
     assert not gpu_tables.shipped(alike)
 
 
@@ -307,7 +307,7 @@ def ship(folder, tmp_path, monkeypatch):
         forget_tables()
 
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(model, "pick", pick)
+    monkeypatch.setattr(waves, "pick", pick)
     return shipped
 
 
@@ -318,18 +318,18 @@ def of_first(device):
 
 
 def test_class_without_portfolio_modelled(ship):
-    plan = plans.plan_for(PRODUCT, A100, "cached")
+    plan = pick.plan_for(PRODUCT, A100, "cached")
     assert (plan.source, plan.config) == ("model", pick(PRODUCT, A100))
     with pytest.raises(NotTunedError, match="no measurement covers"):
-        plans.plan_for(PRODUCT, A100, "strict")
-    assert plans.plan_for(PRODUCT, A100, "tune") is None  # it is to be measured
-    assert plans.likely(PRODUCT, A100, RACED) == []
+        pick.plan_for(PRODUCT, A100, "strict")
+    assert pick.plan_for(PRODUCT, A100, "tune") is None  # it is to be measured
+    assert pick.likely(PRODUCT, A100, RACED) == []
     assert not gpu_tables.is_calibrated(A100)
     found = findings._portfolios(A100)
     assert found.found.startswith("none: bf16_nn, ")
     assert "--calibrate all" in found.advice
     ship(of_first(A100))
-    assert plans.plan_for(PRODUCT, A100, "strict").source == "predicted"
+    assert pick.plan_for(PRODUCT, A100, "strict").source == "predicted"
     assert gpu_tables.is_calibrated(A100)
     found = findings._portfolios(A100)
     assert f"measured on {A100.name}: bf16_nt" in found.found
@@ -346,7 +346,7 @@ def test_target_has_legal_pick(name):
         portfolio, *_ = gpu_tables.portfolio(name, device)
         (_, config), *_ = portfolio.ranked(problem, device, 1)
         assert illegal(config, problem, device) is None
-        plan = plans.plan_for(problem, device, "cached")
+        plan = pick.plan_for(problem, device, "cached")
         if plan.config.family not in portfolio.families | {"aten"}:
             assert "the portfolio's pick is predicted to take" in plan.why
         else:
@@ -461,7 +461,7 @@ def test_shipped_is_of_sweeps(monkeypatch):
 def test_no_faster_plan_next():
     """One that is dominated may be predicted to be faster: at the least sizes one is."""
     whys = [
-        plans.by_portfolio(MatmulProblem(1, m, n, k, "int8", "int8"), target_device("nvidia-h200")).why
+        pick.by_portfolio(MatmulProblem(1, m, n, k, "int8", "int8"), target_device("nvidia-h200")).why
         for m, n, k in itertools.product((1, 14, 58, 4096), repeat=3)
     ]
     found = [float(ratio) for why in whys for ratio in re.findall(r"predicted to take ([\d.]+) times", why)]

@@ -22,7 +22,7 @@ import adopted
 import cost
 import kinds
 from tests.commands import SCRIPTS, scripts
-from tritile.planning import table
+from tritile.choose import table
 
 ROOT = Path(__file__).parents[2]
 TUNING = ROOT / "tuning"

@@ -9,8 +9,8 @@ import pytest
 import triton
 
 import tritile
+from tritile.choose import table
 from tritile.core.source import source_hash
-from tritile.planning import table
 
 HELPER = """
 import triton
