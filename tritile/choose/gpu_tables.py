@@ -118,10 +118,11 @@ def predictor(name: str | None, device: Device) -> tuple[Predictor, str] | None:
     if name is None:
         return None
     what = what_of(name)
-    own = opened(read_predictor, path, _UNUSED) if state_of(path := calibrated_path(device, what)) else None
+    path, file = calibrated_path(device, what), _folder() / f"{what}.predictor.json"
+    own = opened(read_predictor, path, _UNUSED) if state_of(path) else None
     if own is not None and name in own.classes:
         return own, "measured here"
-    made = opened(read_predictor, _folder() / f"{what}.predictor.json", _UNUSED)
+    made = opened(read_predictor, file, _UNUSED) if file.is_file() else None
     if made is None or name not in made.classes:
         return None
     of = _nearest(made, device)

@@ -30,6 +30,7 @@ _FEWEST_STEPS, _STEPS_A_SIZE = 600, 4  # of training by few sizes
 FOLDS: Final = 4
 SEEDS: Final = 2  # networks that are averaged
 _CONFIGS: Final = 96  # of a class and a GPU, that cover its sizes
+_PERMUTED: Final = 48  # of permutations, whose estimates take long
 _FEWEST: Final = 5  # the fewest configs timed at a size that counts
 FEWEST_SIZES: Final = 4  # of a class
 _HICCUP: Final = 3.0  # times as far from the roofline as the median: the machine was slow, not the config
@@ -105,7 +106,8 @@ class Samples:
         for name, _, rows, _ in found:
             timed = list(dict.fromkeys(config for row in rows for config in row.times))
             own = self.classes.setdefault(name, [])
-            for config in covering(rows, timed, _CONFIGS):
+            is_permuted = MEASURED[name].op == PermuteProblem.op
+            for config in covering(rows, timed, _PERMUTED if is_permuted else _CONFIGS):
                 place = places.setdefault((group_of(name), config), len(self.columns))
                 if place == len(self.columns):
                     self.columns.append(config)
