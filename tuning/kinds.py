@@ -1,4 +1,4 @@
-"""Time tritile and torch at drawn sizes of the kinds of products that no portfolio serves.
+"""Time tritile and torch at drawn sizes of the kinds of products that no predictor serves.
 
     python tuning/kinds.py tuning/sweeps/kinds.jsonl [--sizes 25] [--table tritile/tables/nvidia-h200.json]
 

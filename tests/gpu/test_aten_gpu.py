@@ -296,7 +296,7 @@ def test_scale_of_one_outside_graphs(by_torch, monkeypatch):
 def test_drawn_call_planned_and_tuned(monkeypatch):
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
     device = devices.gpu(0)
-    if gpu_tables.aten_times("bf16_nn", device) is None:
+    if gpu_tables.predictor("bf16_nn", device) is None:
         pytest.skip("no table of this GPU has torch's times")
     a, b = values((4096, 4096), BF16, 0, "cuda"), values((4096, 4096), BF16, 1, "cuda")
     assert tritile.plan(tritile.matmul, a, b).other_us, "both are known"

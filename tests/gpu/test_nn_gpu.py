@@ -60,7 +60,7 @@ def by_torch(monkeypatch):
 
 
 def timed_with_torch():
-    return gpu_tables.aten_times("unaligned_16bit", devices.gpu(0)) is not None
+    return gpu_tables.predictor("unaligned_16bit", devices.gpu(0)) is not None
 
 
 def test_odd_vocabulary_head_is_exchanged(by_torch):

@@ -248,7 +248,7 @@ def test_graphs_streams_and_threads_by_torch(by_torch):
 def test_packed_planned_and_tuned(monkeypatch):
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
     device = devices.gpu(0)
-    if gpu_tables.aten_times("bf16_nt", device) is None:
+    if gpu_tables.predictor("bf16_nt", device) is None:
         pytest.skip("no table of this GPU has torch's times")
     weight, x = weight_of(8192, 8192, torch.bfloat16), values((4096, 8192), torch.bfloat16, 0, "cuda")
     plan = tritile.plan(tritile.linear, x, weight)

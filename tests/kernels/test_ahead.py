@@ -167,7 +167,7 @@ def on_plain(*configs):
 
 
 def skinny_k(problem, device):
-    return waves.outside_portfolios(problem, device)[0]
+    return waves.with_margins(problem, device)[0]
 
 
 def odd_rows(problem, device):

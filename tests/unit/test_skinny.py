@@ -1,4 +1,4 @@
-"""Choosing families of few rows: configs, formulas, and when they run in place of a portfolio's pick."""
+"""Choosing families of few rows: configs, formulas, and when they run in place of a predicted pick."""
 
 import itertools
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 
 from tests import configs
 from tritile.choose import pick, waves
-from tritile.choose.portfolio import RACED
+from tritile.choose.predictor import RACED
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
 from tritile.core.fields import alignment
@@ -36,7 +36,7 @@ FP32 = {"dtype": "float32", "out_dtype": "float32"}
 
 
 def own(name, problem, device=H200):
-    return [config for config in waves.outside_portfolios(problem, device) if config.family == name]
+    return [config for config in waves.with_margins(problem, device) if config.family == name]
 
 
 def sized(name, m, n, k, dtype="bfloat16"):
@@ -112,9 +112,9 @@ def test_odd_weight_runs_skinny(name):
     plan = pick.plan_for(problem, H200, "cached")
     assert plan.config.family == name
     assert f"by the formula of {name}" in plan.why
-    assert "the portfolio's best config is predicted to take" in plan.why
+    assert f"{pick.by_predictor(problem, H200).config} is predicted to take" in plan.why
     strict = pick.plan_for(problem, H200, "strict")
-    assert (strict.config, strict.source) == (pick.by_portfolio(problem, H200).config, "predicted")
+    assert (strict.config, strict.source) == (pick.by_predictor(problem, H200).config, "predicted")
     assert strict.config.family != name
 
 
@@ -124,7 +124,7 @@ def test_off_and_tune_modes():
     assert (off.config, off.source) == (waves.pick(ODD, H200), "model")
     assert off.config.family == family_k.NAME
     likely = pick.likely(ODD, H200, RACED)
-    assert likely[RACED:] == waves.outside_portfolios(ODD, H200)[:2]
+    assert likely[RACED:] == waves.with_margins(ODD, H200)[:2]
     assert family_k.NAME not in {config.family for config in likely[:RACED]}
     assert family_k.NAME not in {config.family for config in pick.likely(replace(ODD, m=9), H200, RACED)}
 

@@ -604,7 +604,7 @@ def test_guesses_agreed_on_are_no_measurements(monkeypatch):
     agree_on(monkeypatch, legal, "predicted")
     assert pick.plan_for(matmul(64), H200, "cached").config == legal
     assert pick.plan_for(matmul(64), H200, "tune") is None
-    assert pick.plan_for(matmul(64), H200, "strict").config != legal  # its portfolio's
+    assert pick.plan_for(matmul(64), H200, "strict").config != legal  # as predicted
     agree_on(monkeypatch, Config.of(B=64), "model")
     bench = Bench(FAST)
     for mode, block in (("cached", 64), ("spread", 64), ("tune", 16)):

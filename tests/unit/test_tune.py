@@ -301,7 +301,7 @@ def test_wrong_answer_costs_config(shop):
     assert now.tuned_now(PROBLEM, H200, 0) == "searched"
 
 
-def test_all_searched_without_portfolio(shop):
+def test_all_searched_without_predictor(shop):
     times, _ = shop
     assert now.tuned_now(UNSERVED, H200, 0) == "searched"
     assert now.tuned_now(PROBLEM, H200, 0) == "searched"  # there was no memory

@@ -123,7 +123,7 @@ DOUBLES = MatmulProblem(1, 384, 512, 256, "float64", "float64")
     [
         ((tritile.matmul, *product(300, 4096, 1024)), "cached", False),
         ((tritile.matmul, *product(300, 4096, 1024)), "off", True),
-        ((DOUBLES,), "cached", False),  # of a class without a portfolio
+        ((DOUBLES,), "cached", False),  # of a class without a predictor
         ((DOUBLES,), "cached", True),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_call_compiles_its_plan(compiled, call, mode, any_rows):
 
 @pytest.mark.parametrize(("m", "count"), [(1, 2), (300, 1)])
 def test_strict_finds_other_compiles(m, count):
-    """A single row runs otherwise in it: by the portfolio alone."""
+    """A single row runs otherwise in it: as predicted, without families of margins."""
     problem = problem_of(m, 4096, 1024)
     calls = asked.calls_of(problem, H200)
     assert set(calls) == {pick.plan_for(problem, H200, mode).config for mode in ("cached", "strict")}
