@@ -34,7 +34,7 @@ def network(op: str, columns: int, seed: int = 0, more: Sequence[float] = ()) ->
     for name, shape in Network.shapes(op, columns).items():
         arrays[name] = dice.normal(0, 0.05, shape)
         if name.endswith("_scale"):
-            arrays[name] = abs(arrays[name]) + [[0.0], [8.0]]
+            arrays[name][1] = 8.0
     arrays["weights"][: len(more), 0] += more
     return Network(**arrays)
 
@@ -46,6 +46,11 @@ def made(
     op = MEASURED[name].op
     kernels = {label: digest for label, digest in digests().items() if label.startswith(f"{op}/")}
     nets = tuple(network(op, len(configs), seed, more) for seed in range(networks))
-    of_class = Class(tuple(range(len(configs))), MOST, LOSS if op != "permute" else LOSS._replace(torch=0.0))
+    of_class = Class(
+        tuple(range(len(configs))),
+        MOST,
+        LOSS if op != "permute" else LOSS._replace(torch=0.0),
+        tuple(each.name for each in devices),
+    )
     facts = tuple(device.to_dict() for device in devices)
     return Predictor(facts, kernels, versions(), tuple(configs), {name: of_class}, nets)

@@ -1,11 +1,14 @@
 """Calibrating, with a clock that is a formula: candidates, what is timed at a size, sweeps, and training."""
 
 import functools
+import gzip
 import itertools
 import json
 import math
 import random
+import statistics
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from types import SimpleNamespace
@@ -13,10 +16,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import tritile.tune.calibrate.candidates as choosing
 from tests.commands import run as run_command
 from tests.configs import tma, warpgroups
 from tests.predictors import some_configs
-from tritile.choose import gpu_tables, pick, predictor, table, waves
+from tritile.choose import gpu_tables, inputs, pick, predictor, table, waves
 from tritile.choose.predictor import Network
 from tritile.cli import calibrating
 from tritile.core.config import Config
@@ -25,7 +29,6 @@ from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem, problem_from_dict
 from tritile.errors import FileError, InvalidValueError, TuningError, UnsupportedError
 from tritile.families.space import illegal
-import tritile.tune.calibrate.candidates as choosing
 from tritile.tune.calibrate import sweep, train
 from tritile.tune.calibrate.draw import drawn
 from tritile.tune.calibrate.files import Sweep, joined, read_sweep, write_sweep
@@ -115,8 +118,8 @@ def test_hopper_candidates_warpgroups(monkeypatch):
     sizes = drawn("bf16_nn", 8, "")
     rows = [Row(size, dict.fromkeys(configs, 9.0), 1.0) for size in sizes]
     assert plain not in train.Samples([Sweep("bf16_nn", H200, rows)]).columns
+    rows = [row._replace(times=dict.fromkeys(configs[:5], 1.0)) for row in rows]
     with pytest.raises(TuningError, match="too few"):
-        rows = [row._replace(times=dict.fromkeys(configs[:5], 1.0)) for row in rows]
         train.usable(Sweep("bf16_nn", H200, rows))
 
 
@@ -171,28 +174,29 @@ def test_sweep_times_near_configs(timed):
 
 
 @functools.cache
-def by_law(count, without=None):
-    """A sweep whose times are a law of rooflines: each config has a factor, which grows or shrinks with K.
+def by_law(count):
+    """A sweep whose times are a law: each config's roofline by a factor, which grows or shrinks with K.
 
-    Returns the exact times too. `without`: the place of a config that was not timed at the larger K.
+    Return the rooflines too.
     """
-    dice, problems = random.Random(3), drawn("bf16_nt", count, "law")
-    legal = some_configs(MatmulProblem(1, 4096, 4096, 4096, "bfloat16", "bfloat16", b_layout="column"), H200, 60)
-    configs = list(dict.fromkeys(sweep.banded(c) for c in legal if choosing.is_candidate(c, "bf16_nt", H200)))[::3]
-    factors = {config: (dice.uniform(-0.3, 0.3), dice.uniform(-0.2, 0.2)) for config in configs}
-    rows, exact = [], []
-    for problem in problems:
+    dice, rows, rooflines = random.Random(3), [], []
+    aligned = MatmulProblem(1, 4096, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
+    some = [
+        config for config in some_configs(aligned, H200, 60) if choosing.is_candidate(config, "bf16_nt", H200)
+    ]
+    configs = list(dict.fromkeys(map(sweep.banded, some)))[::3]
+    laws = {config: (dice.uniform(-0.3, 0.3), dice.uniform(-0.2, 0.2)) for config in configs}
+    for problem in drawn("bf16_nt", count, "law"):
         own = [config for config in configs if illegal(config, problem, H200) is None]
-        made = train._inputs_of("matmul", own, problem, H200)
+        made = inputs.of_product(problem, inputs.tiles_of(own, problem, H200), H200)
+        rooflines.append(dict(zip(own, made.roofline.tolist(), strict=True)))
         deep = math.log2(problem.k / 1024)
-        times = {c: float(us * math.exp(factors[c][0] + factors[c][1] * deep))
-                 for c, us in zip(own, made.roofline, strict=True)}  # fmt: skip
-        exact.append(times)
-        noisy = {config: us * math.exp(dice.gauss(0, 0.01)) for config, us in times.items()}
-        if without is not None and problem.k > 1024:
-            noisy.pop(configs[without], None)
-        rows.append(Row(problem, noisy, 1.5 * made.torch_roofline * math.exp(0.1 * deep)))
-    return Sweep("bf16_nt", H200, rows), exact
+        us = {
+            config: us * math.exp(laws[config][0] + laws[config][1] * deep + dice.gauss(0, 0.01))
+            for config, us in rooflines[-1].items()
+        }
+        rows.append(Row(problem, us, 0.9 * made.torch_roofline * math.exp(0.1 * deep)))
+    return Sweep("bf16_nt", H200, rows), rooflines
 
 
 def test_a_law_is_found_again():
@@ -200,7 +204,9 @@ def test_a_law_is_found_again():
     swept, _ = by_law(100)
     samples = train.Samples([swept])
     found = train.left_out(samples, 0, 150)
-    assert sorted(pick.size.problem.label for pick in found) == sorted(row.problem.label for row in swept.rows)
+    assert sorted(pick.size.problem.label for pick in found) == sorted(
+        row.problem.label for row in swept.rows
+    )
     loss = train.loss_of(found)
     assert loss.sizes == 100
     assert loss.mean < 0.03
@@ -211,9 +217,9 @@ def test_a_law_is_found_again():
         own = np.where(np.isnan(size.us), np.inf, size.inputs.roofline).argmin()
         plain.append(size.us[own] / size.fastest - 1)
     assert np.mean(plain) > 5 * loss.mean
-    fastest = [pick for pick in found if pick.us == pick.size.torch_us]
-    assert fastest  # torch is picked where it is predicted to be faster
-    assert all(pick.us <= pick.own_us or pick.torch_error > 0 for pick in fastest)
+    by_torch = [each for each in found if each.us == each.size.torch_us]
+    assert 0 < len(by_torch) < len(found)  # it is picked where it is predicted to be faster
+    assert np.mean([each.us <= each.own_us for each in by_torch]) > 0.8
 
 
 def test_training_is_deterministic(hasty):
@@ -231,33 +237,39 @@ def test_training_is_deterministic(hasty):
 
 def test_untimed_config_is_not_fast():
     """It was timed where it is fast, and is not picked where it was not timed, for lack of data."""
-    which = 0
-    _, exact = by_law(100)
-    config = list(exact[0])[which]
-    swept, _ = by_law(100, which)
-    # Where it was timed it is by far the fastest.
-    rows = [row._replace(times={c: us * (0.2 if c == config else 1.0) for c, us in row.times.items()})
-            for row in swept.rows]  # fmt: skip
+    swept, rooflines = by_law(100)
+    config = Counter(min(each, key=each.get) for each in rooflines).most_common(1)[0][0]
+    rows = []
+    for row in swept.rows:
+        others = {each: us for each, us in row.times.items() if each != config}
+        own = {config: 0.7 * min(others.values())} if config in row.times and row.problem.k < 1024 else {}
+        rows.append(row._replace(times=others | own, torch_us=None))
     samples = train.Samples([swept._replace(rows=rows)])
-    found = train.made_of(samples, train.networks_of(samples, None, 200), {}, {}, {})
-    there, elsewhere = [], []
+    found = train.made_of(samples, train.networks_of(samples, None, 300), {}, {}, {})
+    ratios = {True: [], False: []}
     for row in rows:
-        (_, first), *_ = found.ranked("bf16_nt", row.problem, H200, 1)
-        (there if config in row.times else elsewhere).append(first == config)
-    assert len(there) > 15
-    assert len(elsewhere) > 15
-    assert np.mean(there) > 0.9
-    assert np.mean(elsewhere) < 0.1
+        if config not in row.times and row.problem.k < 2048:  # next to where it is fast
+            continue
+        times = found.times("bf16_nt", row.problem, H200).us
+        us = dict(zip(found.configs("bf16_nt"), times, strict=True))
+        least = min(us[each] for each in row.times if each != config)
+        ratios[config in row.times].append(us[config] / least)
+    there, elsewhere = map(np.array, (ratios[True], ratios[False]))
+    assert min(len(there), len(elsewhere)) > 15
+    assert np.mean(there < 0.9) > 0.9
+    assert np.mean(elsewhere > 1) > 0.9
 
 
 def test_hiccups_are_dropped():
-    swept, _ = by_law(40)
+    swept, rooflines = by_law(40)
     row, *rest = swept.rows
     one, two, *_ = row.times
-    made = train._inputs_of("matmul", [*row.times], row.problem, H200)
-    off = dict(zip(row.times, np.array([*row.times.values()]) / made.roofline, strict=True))
-    middle = float(np.median([*off.values()]))
-    times = row.times | {one: row.times[one] * 3.2 * middle / off[one], two: row.times[two] * 2.5 * middle / off[two]}
+    off = {config: us / rooflines[0][config] for config, us in row.times.items()}
+    middle = statistics.median(off.values())
+    times = row.times | {
+        one: row.times[one] * 4 * middle / off[one],
+        two: row.times[two] * 2 * middle / off[two],
+    }
     found = train.usable(swept._replace(rows=[row._replace(times=times), *rest]))
     assert one not in found.rows[0].times
     assert found.rows[0].times.items() <= times.items()
@@ -276,13 +288,13 @@ def test_few_sizes_are_left_out():
 
 
 def test_size_with_no_column_of_its_own(monkeypatch, hasty):
-    """The configs that are kept cover nearly all sizes; what is timed at the rest only does not end training."""
+    """The configs that are kept cover nearly all sizes; other sizes do not end training."""
     swept, _ = by_law(40)
     row, *rest = swept.rows
     alone = [warpgroups(128, n, 64, 2, 4, subtiles=2) for n in (32, 64, 96, 128, 160)]
     known = {config for each in swept.rows for config in each.times}
     assert not known.intersection(alone)
-    monkeypatch.setattr(train, "_CONFIGS", 6)
+    monkeypatch.setattr(train, "_CONFIGS", 1)
     rows = [row._replace(times=dict.fromkeys(alone, 100.0)), *rest]
     found = train.fitted([swept._replace(rows=rows)], {})
     (us, _), *_ = found.ranked("bf16_nt", row.problem, H200, 1)
@@ -303,11 +315,12 @@ def test_predictor_of_permutations_loses_little(timed):
 # --- Sweeps as files ---
 
 
-def swept(name, count=8, more=1.0):
+def swept(name, count=8):
     """A few sizes of a class, timed by nothing."""
     configs = few_candidates(12, name)
     problems = drawn(name, count, "sizes")
-    return [Row(p, {c: more * clock(c, p) for c in configs if illegal(c, p, H200) is None}, 7.0) for p in problems]
+    legal = ((each, [c for c in configs if illegal(c, each, H200) is None]) for each in problems)
+    return [Row(each, {config: clock(config, each) for config in own}, 7.0) for each, own in legal]
 
 
 def test_sweep_from_its_file(tmp_path):
@@ -327,37 +340,36 @@ def test_sweep_from_its_file(tmp_path):
 
 
 def line(number, **changes):
-    def change(lines):
-        lines[number] |= changes
-
-    return change
+    return lambda lines: lines[number].update(changes)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda lines: lines.clear(),
-        lambda lines: lines[0].pop("configs"),
-        lambda lines: lines[0].pop("device"),
-        line(0, device={"name": "x"}),
-        line(0, configs=[3]),
-        lambda lines: lines[1].pop("us"),
-        lambda lines: lines[1].pop("torch_us"),
-        line(1, problem="x"),
-        line(1, us=3),
-        line(1, us={"99": 1.0}),
-        line(1, us={"x": 1.0}),
-        line(1, us={"0": None}),
-        line(1, us={"0": 0.0}),
-        line(1, us={"0": -1.0}),
-        line(1, us={"0": math.nan}),
-        line(1, us={"0": math.inf}),
-        line(1, torch_us=math.nan),
-        line(1, torch_us="x"),
-        line(1, problem={}),
-        lambda lines: lines.insert(1, 3),
-    ],
-)
+WRONG = {
+    "nothing": lambda lines: lines.clear(),
+    "no configs": lambda lines: lines[0].pop("configs"),
+    "no device": lambda lines: lines[0].pop("device"),
+    "another device": line(0, device={"name": "x"}),
+    "another config": line(0, configs=[3]),
+    "no times": lambda lines: lines[1].pop("us"),
+    "no time of torch": lambda lines: lines[1].pop("torch_us"),
+    "a number for a line": lambda lines: lines.insert(1, 3),
+    "problem": line(1, problem="x"),
+    "empty problem": line(1, problem={}),
+    "times": line(1, us=3),
+    "place beyond": line(1, us={"999": 1.0}),
+    "place before": line(1, us={"-1": 1.0}),
+    "no place": line(1, us={"x": 1.0}),
+    "null": line(1, us={"0": None}),
+    "zero": line(1, us={"0": 0.0}),
+    "negative": line(1, us={"0": -1.0}),
+    "NaN": line(1, us={"0": math.nan}),
+    "infinity": line(1, us={"0": math.inf}),
+    "torch NaN": line(1, torch_us=math.nan),
+    "torch negative": line(1, torch_us=-1.0),
+    "torch text": line(1, torch_us="x"),
+}
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
 def test_damaged_sweep_is_refused(change, tmp_path):
     path = tmp_path / f"{NAME}.jsonl"
     write_sweep(path, swept(NAME), H200)
@@ -369,8 +381,13 @@ def test_damaged_sweep_is_refused(change, tmp_path):
 
 
 def test_cut_sweeps_are_refused(tmp_path):
-    committed = calibrating.Path(__file__).parents[2] / "tuning" / "sweeps" / "fp16x3.jsonl.gz"
-    for name, raw in (("a.jsonl.gz", committed.read_bytes()[:9000]), ("b.jsonl", b'{"device'), ("c.jsonl", b"[" * 99999)):
+    write_sweep(tmp_path / "a.jsonl", swept(NAME), H200)
+    whole = gzip.compress((tmp_path / "a.jsonl").read_bytes())
+    for name, raw in (
+        ("a.jsonl.gz", whole[: len(whole) // 2]),
+        ("b.jsonl", b'{"device'),
+        ("c.jsonl", b"[" * 99999),
+    ):
         (tmp_path / name).write_bytes(raw)
         with pytest.raises(FileError, match="is not a sweep"):
             read_sweep(tmp_path / name)
@@ -469,6 +486,7 @@ def test_sweeps_add_up(few, tmp_path, monkeypatch):
         ("kernels", lambda kernels: dict.fromkeys(kernels, "0" * 16)),
         ("device", lambda device: device | {"name": "NVIDIA X1"}),
     ):
+        calibrate(tmp_path)
         head, *lines = path.read_text().splitlines()
         data = json.loads(head)
         data[key] = change(data[key])
@@ -483,6 +501,7 @@ def test_products_and_permutations_apart(few, tmp_path):
     """By all that was swept of each, now or before."""
     write_sweep(tmp_path / "sweeps" / "permute_4.jsonl", swept("permute_4"), H200)
     write_sweep(tmp_path / "sweeps" / "permute_8.jsonl", swept("permute_8", 3), H200)  # too few
+    write_sweep(tmp_path / "sweeps" / "int4.jsonl", swept("int4"), H200)
     products, permutations = calibrate(tmp_path, "int4", NAME)
     assert products.classes.keys() == {"int4"}
     assert permutations.classes.keys() == {NAME, "permute_4"}
@@ -506,7 +525,7 @@ def test_damaged_sweep_is_replaced(few, tmp_path, capsys):
     assert f"{path} is not a sweep" in " ".join(said.split())
     assert f"{other} is not a sweep" in " ".join(said.split())
     assert made.classes.keys() == {NAME}
-    assert len(rows_of(tmp_path)) > 10
+    assert len(rows_of(tmp_path)) > 4
     assert other.read_text() == '{"device": '  # nothing was timed of it
 
 

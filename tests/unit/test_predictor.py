@@ -1,4 +1,4 @@
-"""What is planned at sizes that nobody measured: classes, predictors and their files, what plans make of them."""
+"""What is planned at sizes that nobody measured: classes, predictors, their files, and plans by them."""
 
 import functools
 import itertools
@@ -25,7 +25,7 @@ from tritile.core import settings
 from tritile.core.device import TARGETS, Device, target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
-from tritile.errors import InvalidValueError, NotTunedError, StoreWarning, UnsupportedError, UntunedWarning
+from tritile.errors import NotTunedError, StoreWarning, UnsupportedError, UntunedWarning
 from tritile.families.fp16x3.lowering import suits_fp16x3
 from tritile.families.space import illegal
 from tritile.nn.exchanged import PARTS_AHEAD
@@ -117,8 +117,7 @@ def test_ranked_is_legal_and_ordered(name):
             if us <= ABSURD * times.roofline.min()}  # fmt: skip
     first = sane.intersection(useful(found.configs(name), problem, H200))
     assert {config for _, config in ranked[: len(first)]} == first
-    for part in (ranked[: len(first)], ranked[len(first) :]):
-        assert [us for us, _ in part] == sorted(us for us, _ in part)
+    assert [us for us, _ in ranked[: len(first)]] == sorted(us for us, _ in ranked[: len(first)])
     assert found.ranked(name, problem, H200, 2) == ranked[:2]
 
 
@@ -251,8 +250,8 @@ def test_predictor_from_its_file(name, tmp_path):
     read = predictor.read(path)
     for problem in (OF_CLASS[name], *drawn(name, 20, "read")):
         one, other = (each.times(name, problem, H200) for each in (found, read))
-        assert other.us == pytest.approx(one.us, rel=5e-3)
-        assert other.torch_us == pytest.approx(one.torch_us, rel=5e-3)
+        assert other.us == pytest.approx(one.us, rel=5e-4)
+        assert other.torch_us == pytest.approx(one.torch_us, rel=5e-4)
     assert (read.columns, read.classes, read.versions) == (found.columns, found.classes, found.versions)
     assert read.is_current_class(name)
     predictor.write(read, tmp_path / "again.json")

@@ -16,7 +16,7 @@ tuning/train.py. Tables are found by the names of their files.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -125,7 +125,7 @@ def predictor(name: str | None, device: Device) -> tuple[Predictor, str] | None:
     made = opened(read_predictor, file, _UNUSED) if file.is_file() else None
     if made is None or name not in made.classes:
         return None
-    of = _nearest(made, device)
+    of = _nearest(made, made.classes[name].gpus, device)
     if of is None:
         return None
     return made, f"measured on {of if of == device.name else f'a similar GPU, {of}'}"
@@ -136,12 +136,12 @@ def what_of(name: str) -> str:
     return WHAT[MEASURED[name].op == PermuteProblem.op]
 
 
-def _nearest(made: Predictor, device: Device) -> str | None:
-    """Return the name of the GPU, of those that a predictor was trained for, that is most like this one."""
+def _nearest(made: Predictor, swept: Collection[str], device: Device) -> str | None:
+    """Return the name of the GPU, of those that a class was swept on, that is most like this one."""
     ratios = {
         each["name"]: max(each["memory_gbps"] / device.memory_gbps, device.memory_gbps / each["memory_gbps"])
         for each in made.devices
-        if each["arch"] == device.arch and device.memory_gbps
+        if each["name"] in swept and each["arch"] == device.arch and device.memory_gbps
     }
     if device.name in ratios:
         return device.name

@@ -3,7 +3,7 @@
 A small network of rectified linear units predicts the logarithm of measured time over a roofline, from the
 inputs of `choose/inputs.py`. All classes of products share its two layers, on all GPUs it was trained for;
 permutations have one of their own. A config of a group of classes is a column, with a few inputs and weights
-of its own. Two networks, trained from different seeds, are averaged. `tune/calibrate/train.py` trains them.
+of its own. A few networks, trained from different seeds, are averaged. `tune/calibrate/train.py` trains them.
 """
 
 import functools
@@ -47,8 +47,8 @@ _CONFIG: Final = 18  # inputs of a config
 class Loss(NamedTuple):
     """Hold what picks lose to the fastest that was timed, as shares: 0.01 is 1%; at sizes left out.
 
-    `by_time`: of the time of all these sizes. `torch`: the standard deviation of log(measured / predicted) of
-    torch's times; 0 if it was not timed.
+    `by_time`: of the time of all these sizes. `torch`: the root mean square of log(measured / predicted) of
+    torch's times; 0 if it was not timed, or if picks are faster without it as a candidate.
     """
 
     sizes: int
@@ -59,11 +59,12 @@ class Loss(NamedTuple):
 
 
 class Class(NamedTuple):
-    """Hold the columns of a class's configs, the largest work swept (`work_of`), and what picks lose."""
+    """Hold the columns of a class's configs, the largest work swept, what picks lose, and the GPUs swept."""
 
     columns: tuple[int, ...]
-    most: float
+    most: float  # as `work_of` counts it
     loss: Loss
+    gpus: tuple[str, ...]
 
 
 class Times(NamedTuple):
@@ -238,6 +239,7 @@ class Predictor:
 
         classes = {
             name: {"columns": list(one.columns), "most": one.most, "loss": one.loss._asdict()}
+            | {"gpus": list(one.gpus)}
             for name, one in self.classes.items()
         }
         networks = [
@@ -298,7 +300,8 @@ def _predictor_of(data: Mapping[str, Any]) -> Predictor:
         loss = each["loss"]
         sizes = int(number_from(loss["sizes"], 1, 1 << 31, whole=True))
         shares = (float(number_from(loss[key], 0, 1e3)) for key in Loss._fields[1:])
-        classes[name] = Class(own, float(number_from(each["most"], 1, 1e30)), Loss(sizes, *shares))
+        most, gpus = float(number_from(each["most"], 1, 1e30)), tuple(map(str, each["gpus"]))
+        classes[name] = Class(own, most, Loss(sizes, *shares), gpus)
     _check(bool(classes), "it has no classes")
     (counts,) = {_COUNTS[MEASURED[name].op] for name in classes}
     op = next(op for op, each in _COUNTS.items() if each == counts)

@@ -12,13 +12,13 @@ from tritile.choose.gpu_tables import what_of
 from tritile.choose.predictor import Predictor
 from tritile.cli.shared import console, counted, interruptible, progress, say, unknown, working
 from tritile.core.device import Device
-from tritile.errors import FileError, UnsupportedError
+from tritile.errors import FileError, TuningError, UnsupportedError
 from tritile.families.space import legal_configs
 from tritile.tune.calibrate.candidates import candidates
 from tritile.tune.calibrate.draw import drawn
 from tritile.tune.calibrate.files import Sweep, joined, read_sweep, write_sweep
 from tritile.tune.calibrate.sweep import Row, ready, sweep
-from tritile.tune.calibrate.train import FEWEST_SIZES, fitted
+from tritile.tune.calibrate.train import fitted, usable
 
 ALL = "all"
 LIKELY = 300  # sizes from which candidates are chosen
@@ -95,7 +95,13 @@ def _trained(what: str, device: Device, folder: Path, sweeps: Path) -> Predictor
     """Train the predictor of products or of permutations by all sweeps of a folder, and write it."""
     paths = [sweeps / f"{name}.jsonl" for name in MEASURED if what_of(name) == what]
     known = [(path, _known(path, device)) for path in paths]
-    found = [Sweep(path.stem, device, rows) for path, rows in known if len(rows) >= FEWEST_SIZES]
+    found = []
+    for path, rows in known:
+        try:
+            found.append(usable(Sweep(path.stem, device, rows)))
+        except TuningError as error:
+            if rows:
+                say(str(error))
     if not found:
         say(f"{what}: too few sizes were timed to predict others")
         return None

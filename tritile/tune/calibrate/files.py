@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from tritile.choose.classes import MEASURED
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Problem, Tiled, problem_from_dict, problem_to_dict
@@ -24,11 +25,17 @@ class Sweep(NamedTuple):
     is_current: bool = True
 
 
+def _kernels(path: Path) -> dict[str, str]:
+    """Return the digests of the kernels that a class's configs run."""
+    op = MEASURED[path.name.partition(".")[0]].op
+    return {label: digest for label, digest in digests().items() if label.partition("/")[0] == op}
+
+
 def write_sweep(path: Path, rows: Sequence[Row], device: Device) -> None:
     """Write a sweep, whole or not at all; times have the numbers of their configs."""
     places = {config: i for i, config in enumerate(dict.fromkeys(c for row in rows for c in row.times))}
     configs = [config.to_dict() for config in places]
-    head = {"device": device.to_dict(), "kernels": digests(), "configs": configs}
+    head = {"device": device.to_dict(), "kernels": _kernels(path), "configs": configs}
     lines: list[dict[str, Any]] = [head]
     for row in rows:
         us = {str(places[config]): float(f"{each:.5g}") for config, each in row.times.items()}
@@ -55,10 +62,10 @@ def read_sweep(path: Path) -> Sweep:
             )
             for line in lines
         ]
-        kernels = head.get("kernels", digests())
+        is_current = head.get("kernels", _kernels(path)) == _kernels(path)
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise FileError(f"{path} is not a sweep: {brief(error)}") from error
-    return Sweep(path.name.partition(".")[0], device, rows, kernels == digests())
+    return Sweep(path.name.partition(".")[0], device, rows, is_current)
 
 
 def joined(before: Sequence[Row], after: Sequence[Row]) -> list[Row]:
