@@ -52,14 +52,14 @@ def plans(target: str, triton: str) -> Iterator[Row]:
 
 def timed(before: list[Row], after: list[Row], seconds: float, sides: Sequence[str]) -> Iterator[Row]:
     """The times of both versions' choices at sizes where these differ; those of a draw compile meanwhile."""
+    pairs = list(zip(before, after, strict=True))
+    if any(old["problem"] != new["problem"] for old, new in pairs):
+        sys.exit("the plans are of other sizes: give both versions one TRITILE_SEED")
     device = current_gpu()
     if device is None:
         sys.exit("there is no GPU here to measure")
     until, flush = time.monotonic() + seconds, sweep.flusher(device)
     sweep._ROUNDS = ROUNDS  # type: ignore[misc]
-    pairs = list(zip(before, after, strict=True))
-    if any(old["problem"] != new["problem"] for old, new in pairs):
-        sys.exit("the plans are of other sizes: give both versions one TRITILE_SEED")
     pairs = [(old, new) for old, new in pairs if any(old[side] != new[side] for side in sides)]
     configs = [{Config.from_dict(row[side]) for row in pair for side in sides} for pair in pairs]
 

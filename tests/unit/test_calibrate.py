@@ -381,16 +381,20 @@ def test_damaged_sweep_is_refused(change, tmp_path):
 
 
 def test_cut_sweeps_are_refused(tmp_path):
-    write_sweep(tmp_path / "a.jsonl", swept(NAME), H200)
-    whole = gzip.compress((tmp_path / "a.jsonl").read_bytes())
-    for name, raw in (
-        ("a.jsonl.gz", whole[: len(whole) // 2]),
-        ("b.jsonl", b'{"device'),
-        ("c.jsonl", b"[" * 99999),
+    path, packed = tmp_path / f"{NAME}.jsonl", tmp_path / f"{NAME}.jsonl.gz"
+    write_sweep(path, swept(NAME), H200)
+    whole = gzip.compress(path.read_bytes())
+    packed.write_bytes(whole)
+    assert read_sweep(packed) == read_sweep(path)
+    for file, raw in (
+        (packed, whole[: len(whole) // 2]),
+        (packed, whole[:30] + b"damaged" + whole[37:]),
+        (path, b'{"device'),
+        (path, b"[" * 99999),
     ):
-        (tmp_path / name).write_bytes(raw)
+        file.write_bytes(raw)
         with pytest.raises(FileError, match="is not a sweep"):
-            read_sweep(tmp_path / name)
+            read_sweep(file)
 
 
 # --- tritile tune --calibrate ---

@@ -316,6 +316,7 @@ DAMAGES = {
     "a block of nothing": at(*KWARGS, "BLOCK_K", to=0),
     "a flag for a block": at(*KWARGS, "GROUP_M", to=False),
     "no warps": at("columns", 2, "num_warps", to=0),
+    "no GPUs of a class": lambda d: d["classes"]["bf16_nt"].pop("gpus"),
     "no devices": lambda d: d.pop("devices"),
     "a GPU without a name": lambda d: d["devices"][0].pop("name"),
     "a GPU without memory": at("devices", 0, "memory_gbps", to=0),

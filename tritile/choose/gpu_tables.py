@@ -120,7 +120,7 @@ def predictor(name: str | None, device: Device) -> tuple[Predictor, str] | None:
     what = what_of(name)
     path, file = calibrated_path(device, what), _folder() / f"{what}.predictor.json"
     own = opened(read_predictor, path, _UNUSED) if state_of(path) else None
-    if own is not None and name in own.classes:
+    if own is not None and name in own.classes and device.name in own.classes[name].gpus:
         return own, "measured here"
     made = opened(read_predictor, file, _UNUSED) if file.is_file() else None
     if made is None or name not in made.classes:

@@ -516,10 +516,12 @@ def candidates(problem: Tiled, device: Device, allows_torch: bool) -> list[tuple
     if found is None or name is None:
         return []
     ranked = found[0].ranked(name, problem, device, _SHOWN)
-    if allows_torch and isinstance(problem, MatmulProblem) and aten.illegal(problem) is None:
-        us = found[0].torch_us(name, problem, device) if aten.matches_sweeps(problem) else None
-        if us is not None:
-            ranked.append((us, aten.CONFIG))
+    others = waves.with_margins(problem, device, _families(found[0], name))[:1]
+    ranked += [(waves.predict_us(config, problem, device), config) for config in others]
+    if allows_torch and gpu_tables.pinned(device) is None and aten.illegal(problem) is None:
+        assert isinstance(problem, Product | QuantizedProblem)
+        by_torch = _torch_predicted(problem, Plan(problem, aten.CONFIG, "predicted", device, None, ""))
+        ranked += [(by_torch.us, aten.CONFIG)] if by_torch else []
     return sorted(ranked, key=lambda pair: pair[0])[:_SHOWN]
 
 

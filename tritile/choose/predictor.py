@@ -7,7 +7,6 @@ of its own. A few networks, trained from different seeds, are averaged. `tune/ca
 """
 
 import functools
-import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -39,6 +38,8 @@ UNITS: Final = 64, 32  # of its two layers
 WIDE: Final = 4.0  # standard deviations at which an input is clamped
 ABSURD: Final = 2.0  # times the least roofline, beyond which a config is not picked
 _LARGEST: Final = 1e6  # number of a network
+_MOST_LOG: Final = 10.0  # of a time over its roofline
+_LEAST_SPREAD: Final = 1e-3  # an input's standard deviation
 _ERRATIC: Final = ("unaligned_16bit", "int8")  # where torch's time at sizes beyond the sweeps goes wrong
 _COUNTS: Final = {"matmul": (27, 24, 40), "linear_quantized": (27, 24, 40), "permute": (23, 20, 0)}
 _CONFIG: Final = 18  # inputs of a config
@@ -183,7 +184,7 @@ class Predictor:
             assert ready.tiles is not None
             found = inputs.of_product(problem, ready.tiles, device)
         logs = sum(net.logs(found, *part) for net, part in zip(self.networks, ready.parts, strict=True))
-        factors = np.exp(logs / len(self.networks))
+        factors = np.exp(np.clip(logs / len(self.networks), -_MOST_LOG, _MOST_LOG))
         torch_us = np.inf
         if self.classes[name].loss.torch:
             torch_us = float(found.torch_roofline * factors[-1])
@@ -223,8 +224,11 @@ class Predictor:
                 found.append((us, config))
                 if len(found) == count:
                     return found
-        legal = (pair for pair in late if illegal(pair[1], problem, device) is None)
-        return [*found, *itertools.islice(legal, count - len(found))]
+        legal = [pair for pair in late if illegal(pair[1], problem, device) is None]
+        roofline = dict(zip(self.configs(name), self.times(name, problem, device).roofline, strict=True))
+        limit = ABSURD * min((roofline[config] for _, config in (*found, *legal)), default=0.0)
+        legal.sort(key=lambda pair: (roofline[pair[1]] > limit, is_beyond(pair[1], problem)))
+        return [*found, *legal[: count - len(found)]]
 
     def _in_order(self, name: str, problem: Tiled, device: Device) -> Iterator[tuple[float, Config, bool]]:
         times, configs = self.times(name, problem, device), self.configs(name)
@@ -235,7 +239,7 @@ class Predictor:
 
     def to_dict(self) -> dict[str, Any]:
         def rounded(array: Any) -> list[list[float]]:
-            return [[float(f"{value:.4g}") for value in row] for row in array.tolist()]
+            return [[float(f"{value:.3g}") for value in row] for row in array.tolist()]
 
         classes = {
             name: {"columns": list(one.columns), "most": one.most, "loss": one.loss._asdict()}
@@ -275,7 +279,7 @@ def read(file: Path | Traversable) -> Predictor:
         raise FileError(f"{file} is not a predictor of format {FORMAT}")
     try:
         return _predictor_of(data)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise InvalidValueError(f"{file} is not a predictor: {str(error)[:200]}") from error
 
 
@@ -286,6 +290,8 @@ def write(predictor: Predictor, path: Path) -> None:
 
 def _predictor_of(data: Mapping[str, Any]) -> Predictor:
     devices = tuple(Device.from_dict(each).to_dict() for each in data["devices"])
+    for each in devices:
+        number_from(each["memory_gbps"], 1, 1e6)
     kernels, versions = (
         {str(key): str(value) for key, value in data[name].items()} for name in ("kernels", "versions")
     )
@@ -315,25 +321,28 @@ def _predictor_of(data: Mapping[str, Any]) -> Predictor:
             is_right = got.shape == shape and bool(np.isfinite(got).all()) and not (abs(got) > _LARGEST).any()
             _check(is_right, f"{key}: expected {shape} finite numbers")
             if key.endswith("_scale"):
-                _check(bool((got[1] > 0).all()), f"{key}: expected standard deviations above 0")
+                _check(bool((got[1] >= _LEAST_SPREAD).all()), f"{key}: expected at least {_LEAST_SPREAD}")
         networks.append(Network(**arrays))
     _check(1 <= len(networks) <= 8, "expected 1 to 8 networks")
     return Predictor(devices, kernels, versions, columns, classes, tuple(networks))
 
 
 @functools.cache
-def _parameters(op: str, name: str) -> frozenset[str]:
-    """Return the names of a family's parameters. Cached, as the first config of a space may take long."""
-    return frozenset(each for each, _ in next(iter(FAMILIES[op][name].space())).kwargs)
+def _parameters(op: str, name: str) -> dict[str, bool]:
+    """Return whether each parameter of a family is a flag. Cached: the first of a space may take long."""
+    return {key: isinstance(value, bool) for key, value in next(iter(FAMILIES[op][name].space())).kwargs}
 
 
 def _check_offered(config: Config, op: str) -> None:
     names, own = _parameters(op, config.family), {each for each, _ in config.kwargs}
     _check(
-        own.difference(FAMILIES[op][config.family].options) == names, f"{config} is not of {sorted(names)}"
+        own.difference(FAMILIES[op][config.family].options) == names.keys(),
+        f"{config} is not of {sorted(names)}",
     )
-    blocks = [value for _, value in config.kwargs if not isinstance(value, bool)]
-    _check(all(isinstance(value, int) and value >= 1 for value in blocks), f"{config}: expected blocks")
+    for key, value in config.kwargs:
+        is_flag = names.get(key, True)  # options are flags
+        is_block = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        _check(isinstance(value, bool) if is_flag else is_block, f"{config}: expected blocks and flags")
 
 
 def _check(condition: bool, text: str) -> None:

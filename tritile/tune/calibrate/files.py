@@ -2,18 +2,19 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from tritile.choose.classes import MEASURED
+from tritile.choose.classes import MEASURED, class_of
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Problem, Tiled, problem_from_dict, problem_to_dict
-from tritile.errors import FileError, brief
+from tritile.errors import FileError, InvalidValueError, brief
 from tritile.families.registry import digests
 from tritile.tune.calibrate.sweep import Row
-from tritile.tuner.store.files import write_whole
+from tritile.tuner.store.files import MAX_US, number_from, write_whole
 
 
 class Sweep(NamedTuple):
@@ -44,6 +45,12 @@ def write_sweep(path: Path, rows: Sequence[Row], device: Device) -> None:
     write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
+def _number(value: Any, least: float = 1e-3) -> Any:
+    if value is None:
+        raise TypeError("a time is missing")
+    return number_from(value, least, MAX_US)
+
+
 def read_sweep(path: Path) -> Sweep:
     """Return the sweep of a file, gzipped or not, named after its class. Raises FileError for another."""
     try:
@@ -57,13 +64,24 @@ def read_sweep(path: Path) -> Sweep:
         rows = [
             Row(
                 cast(Tiled, problem_from_dict(line["problem"])),
-                {configs[int(place)]: float(us) for place, us in line["us"].items()},
-                None if line["torch_us"] is None else float(line["torch_us"]),
+                {configs[_number(int(place), 0)]: _number(us) for place, us in line["us"].items()},
+                None if line["torch_us"] is None else _number(line["torch_us"]),
             )
             for line in lines
         ]
+        if any(class_of(row.problem) != path.name.partition(".")[0] for row in rows):
+            raise InvalidValueError("it has problems of another class")
         is_current = head.get("kernels", _kernels(path)) == _kernels(path)
-    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise FileError(f"{path} is not a sweep: {brief(error)}") from error
     return Sweep(path.name.partition(".")[0], device, rows, is_current)
 

@@ -114,7 +114,10 @@ class Samples:
                 if place not in own:
                     own.append(place)
         self.numbers = np.array([inputs.of_config(config) for config in self.columns])
-        self.sizes = [self._size(name, device, row) for name, device, rows, _ in found for row in rows]
+        sizes = (self._size(name, device, row) for name, device, rows, _ in found for row in rows)
+        self.sizes = [
+            size for size in sizes if not np.isnan(size.us).all()
+        ]  # rare: no column was timed there
 
     def _size(self, name: str, device: Device, row: Row) -> Size:
         configs = [self.columns[column] for column in self.classes[name]]
