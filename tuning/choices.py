@@ -3,7 +3,7 @@
     TRITILE_SEED=... python tuning/choices.py --plan before.json    # in a checkout of each version
     TRITILE_SEED=... python tuning/choices.py --plan after.json
     python tuning/choices.py before.json after.json --output tuning/results/GPU
-    python tuning/choices.py --tell tuning/results/GPU/choices.jsonl
+    python tuning/choices.py --tell tuning/sweeps/choices.jsonl
 
 Both versions' kernels have to be the same. Planned are the products and permutations of four draws of suite
 "unseen", each as called and by own kernels alone, for torch as it was swept. Configs that differ are timed
@@ -25,6 +25,7 @@ from tritile.choose import aten, pick
 from tritile.core.config import Config
 from tritile.core.device import current_gpu, target_device
 from tritile.core.problem import problem_from_dict, problem_to_dict
+from tritile.lab.environment import environment
 from tritile.tune.calibrate import sweep
 from unseen import draw, draw_by_time, seed_of
 
@@ -90,9 +91,9 @@ def timed(before: list[Row], after: list[Row], seconds: float, sides: Sequence[s
                 times = {**row.times, aten.CONFIG: row.torch_us}
                 us = {f"{side}_{name}": times.get(Config.from_dict(each[side]))
                       for name, each in (("before", old), ("after", new)) for side in sides}  # fmt: skip
-                yield (
-                    {name: old[name] for name in ("draw", "drawn", "problem")} | us | {"torch": row.torch_us}
-                )
+                facts: Row = {name: old[name] for name in ("draw", "drawn", "problem")}
+                env = environment(device)
+                yield {"op": "choices"} | facts | us | {"torch": row.torch_us, "env": env}
 
 
 def told(rows: list[Row]) -> None:

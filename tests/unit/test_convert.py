@@ -106,7 +106,7 @@ def test_rows_of_forward_or_step():
 
 def test_some_rows_win():
     """A layer is exchanged, and the table says at which rows."""
-    found = convert(large(768, 50257).eval(), rows=(1, 8000, 8000), device=H200)
+    found = convert(large(4096, 14337).eval(), rows=(1, 8000, 8000), device=H200)
     rows = [(row.rows, row.by, row.exchanged) for row in found.rows]
     assert rows == [(1, "torch", True), (8000, "tritile", True)]
     (row,) = convert(large(768, 50257), rows=8000, device="sm_80").rows

@@ -190,7 +190,13 @@ def planned(problem, mode=None):
     return found and (found.source, found.config)
 
 
-def test_plans_take_measured_sums():
+@pytest.fixture
+def unpredicted(monkeypatch):
+    """Nothing predicts."""
+    monkeypatch.setattr(gpu_tables, "predictor", lambda name, device: None)
+
+
+def test_plans_take_measured_sums(unpredicted):
     remember(FREE, OTHER, 1.0)
     assert planned(FREE) == ("exact", OTHER)
     assert planned(HALF)[0] == "model"
@@ -202,7 +208,7 @@ def test_plans_take_measured_sums():
     assert planned(HALF) == planned(HALF, "tune") == ("exact", tile(64, 128, 64))
 
 
-def test_shipped_configs_that_sum_alike(monkeypatch):
+def test_shipped_configs_that_sum_alike(unpredicted, monkeypatch):
     for config, source in ((OTHER, "model"), (GOOD, "table")):
         digests = {"matmul/tile": FAMILIES["matmul"]["tile"].digest}
         shipped = Table(HOPPER.to_dict(), digests, (Entry(FREE, config, 1.0),))

@@ -137,6 +137,7 @@ def test_architecture_shows_rooms():
     rows = [
         re.findall(r"`(\w+)(?:\.py)?`", line.split("|")[1]) for line in page.splitlines() if line[:3] == "| `"
     ]
+    rows = rows[rows.index([*ROWS[0]]) :]  # after the table of a room's files
     assert [tuple(row) for row in rows[: len(ROWS)]] == ROWS
     folders = {path.name for path in (PACKAGE / "families").iterdir() if path.is_dir()}
     shown = {name for row in rows[len(ROWS) :] for name in row} | {"common"}

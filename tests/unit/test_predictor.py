@@ -214,7 +214,7 @@ INT8 = replace(PRODUCT, dtype="int8", out_dtype="int32")
     [("bf16_nt", PRODUCT, False), ("unaligned_16bit", ODD, True), ("int8", INT8, True)],
 )
 def test_torch_beyond_the_sweeps(name, problem, is_erratic, ship):
-    """Of some classes its time at larger sizes is not predicted, so it does not run there."""
+    """Of some classes its time at larger sizes goes wrong, so it does not run there."""
     configs = some_configs(problem, H200, 6)
     ship(made(name, configs, H200, more=[0.0] * len(configs) + [PREFERRED]))
     assert problem.flops < MOST
@@ -224,7 +224,7 @@ def test_torch_beyond_the_sweeps(name, problem, is_erratic, ship):
     large = replace(problem, m=1 + int(MOST / 2 / problem.n / problem.k))
     plan = pick.plan_for(large, H200, "cached", True)
     assert (plan.config == aten.CONFIG) == (not is_erratic)
-    assert (plan.other_us is None) == is_erratic
+    assert not is_erratic or "may take far longer" in plan.other
     found = [config for _, config in pick.candidates(large, H200, True)]
     assert (aten.CONFIG in found) == (not is_erratic)
     assert 1 < len(found) <= 5

@@ -374,6 +374,7 @@ class _TorchTime(NamedTuple):
     where: str
     margin: float = 1.0  # how many times as long the other config has to take for torch's kernel to run
     error: float = 0.0  # the share by which a predicted time may be off
+    is_least: bool = False  # it may take far longer
 
 
 def _or_aten(plan: Plan, mode: str, measured: list[Trial]) -> Plan | None:
@@ -393,6 +394,7 @@ def _or_aten(plan: Plan, mode: str, measured: list[Trial]) -> Plan | None:
     if torch_time is None:
         return plan
     is_slower = plan.us is not None and plan.us >= torch_time.margin * torch_time.us
+    is_slower = is_slower and not torch_time.is_least
     if is_slower and pinned is not None:
         plan = replace(plan, why=f"{plan.why}; torch's kernel is faster, but a pinned table keeps it out")
     if not is_slower or pinned is not None or aten.illegal(problem) is not None:
@@ -437,8 +439,12 @@ def _torch_predicted(problem: Product | QuantizedProblem, plan: Plan) -> _TorchT
     if (used := aten.versions()) != dict(made.versions):
         timed, now = (aten.version_words(each) for each in (made.versions, used))
         where += f"; {timed} was timed, and {now} is in use"
+    is_least = made.is_least(name, product)
+    if is_least:
+        where += "; it may take far longer at sizes beyond those that were timed"
     margin = 1.0 if plan.source == "predicted" else 1 + error
-    return _TorchTime(us + aten.unpack_us(problem, device), "predicted", where, margin, error)
+    us += aten.unpack_us(problem, device)
+    return _TorchTime(us, "predicted", where, margin, error, is_least)
 
 
 # --- Predictions ---
@@ -521,7 +527,7 @@ def candidates(problem: Tiled, device: Device, allows_torch: bool) -> list[tuple
     if allows_torch and gpu_tables.pinned(device) is None and aten.illegal(problem) is None:
         assert isinstance(problem, Product | QuantizedProblem)
         by_torch = _torch_predicted(problem, Plan(problem, aten.CONFIG, "predicted", device, None, ""))
-        ranked += [(by_torch.us, aten.CONFIG)] if by_torch else []
+        ranked += [(by_torch.us, aten.CONFIG)] if by_torch and not by_torch.is_least else []
     return sorted(ranked, key=lambda pair: pair[0])[:_SHOWN]
 
 

@@ -206,8 +206,11 @@ class Predictor:
     def torch_us(self, name: str, problem: Tiled, device: Device) -> float | None:
         """Return predicted microseconds of torch's kernel; None if they are not known."""
         us = self.times(name, problem, device).torch_us
-        erratic = name in _ERRATIC and work_of(problem) > self.classes[name].most
-        return None if erratic or not np.isfinite(us) else us
+        return us if np.isfinite(us) else None
+
+    def is_least(self, name: str, problem: Tiled) -> bool:
+        """True if torch's kernel may take far longer than predicted: at sizes beyond the sweeps."""
+        return name in _ERRATIC and work_of(problem) > self.classes[name].most
 
     def ranked(self, name: str, problem: Tiled, device: Device, count: int) -> list[tuple[float, Config]]:
         """Return microseconds and config of the `count` legal configs that are predicted fastest, in order.

@@ -453,8 +453,6 @@ def explain(
     if found and name:
         count = len(found[0].classes[name].columns)
         times = {each: us for us, each in found[0].ranked(name, problem, gpu, count)}
-    if own not in times:  # then the model predicts all of them
-        times = {}
     # The next best, no two with the same tile: first by measured, then by predicted times.
     by_tile: dict[tuple[int, ...], Config] = {}
     fastest = sorted(measured, key=lambda each: (measured[each], each.key))

@@ -43,6 +43,7 @@ _SEEN: Final = 0.15  # share of what was not timed that a step sees
 _PRESSURE: Final = 1.5  # power by which slower configs count less
 _DECAY, _OWN_DECAY = 1e-2, 0.05  # weight decay; of a column's own weights
 _LEAST_SPREAD: Final = 0.05  # an input's least standard deviation
+_HOST: Final[Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
 _KEPT: Final = 0.25  # share of the steps, the last ones, whose weights are averaged
 
 
@@ -241,7 +242,7 @@ def _begin(data: _Batches, columns: int, dice: torch.Generator) -> dict[str, tor
     scale = (3 * (sides["shared"] + sides["tiles"] + sides["config"] + OWN)) ** -0.5
 
     def random(rows: int, length: int, size: float) -> torch.Tensor:
-        return torch.randn(rows, length, generator=dice, dtype=torch.float32, device="cpu") * size
+        return torch.randn(rows, length, generator=dice, **_HOST) * size
 
     found = {
         "own": random(columns, OWN, 0.3),
@@ -249,10 +250,10 @@ def _begin(data: _Batches, columns: int, dice: torch.Generator) -> dict[str, tor
         "tiles": random(sides["tiles"], one, scale),
         "config": random(sides["config"] + OWN, one, scale),
         "torch": random(sides["shared"] + sides["torch"], one, scale),
-        "start": torch.zeros(2, one),
-        "second": torch.cat([torch.zeros(1, two), random(one, two, (3 * one) ** -0.5)]),
+        "start": torch.zeros(2, one, **_HOST),
+        "second": torch.cat([torch.zeros(1, two, **_HOST), random(one, two, (3 * one) ** -0.5)]),
         "last": random(1, two, 0.1 * two**-0.5)[0],
-        "own_weights": torch.zeros(columns + 1, 1 + two),
+        "own_weights": torch.zeros(columns + 1, 1 + two, **_HOST),
     }
     return {name: value.requires_grad_() for name, value in found.items()}
 
@@ -269,12 +270,12 @@ def _loss(w: Mapping[str, torch.Tensor], data: _Batches, dice: torch.Generator) 
     batch = torch.multinomial(data.chance, count, True, generator=dice)
 
     def noisy(values: torch.Tensor) -> torch.Tensor:
-        return values + _JITTER * torch.randn(values.shape, generator=dice)
+        return values + _JITTER * torch.randn(values.shape, generator=dice, **_HOST)
 
     at = data.at[batch]
     there = at >= 0
     known = data.timed[at.clamp(min=0)] & there
-    row, place = (known | (there & (torch.rand(at.shape, generator=dice) < _SEEN))).nonzero().T
+    row, place = (known | (there & (torch.rand(at.shape, generator=dice, **_HOST) < _SEEN))).nonzero().T
     sample = at[row, place]
     column, timed = data.column[sample], data.timed[sample]
     shared = noisy(data.shared[batch])
@@ -301,15 +302,17 @@ def _loss(w: Mapping[str, torch.Tensor], data: _Batches, dice: torch.Generator) 
             )
         )
     with torch.no_grad():
-        us = (found + roofline).where(timed, torch.tensor(torch.inf))
-        first = torch.full((count,), torch.inf).scatter_reduce(0, row, us, "amin")
-        near = torch.exp(us - first[row]).where(timed, torch.tensor(1.0))
+        us = (found + roofline).where(timed, torch.tensor(torch.inf, **_HOST))
+        first = torch.full((count,), torch.inf, **_HOST).scatter_reduce(0, row, us, "amin")
+        near = torch.exp(us - first[row]).where(timed, torch.tensor(1.0, **_HOST))
         weight = torch.minimum(ratio, near).clamp(max=4) ** -_PRESSURE
         weight = weight.where(timed, 0.5 / _SEEN * weight)
     short = y - found
     errors = short.where(timed, short.clamp(min=0))
     mass = weight * timed
-    middle = torch.zeros(count).index_add(0, row, errors * mass) / torch.zeros(count).index_add(0, row, mass)
+    middle = torch.zeros(count, **_HOST).index_add(0, row, errors * mass) / torch.zeros(
+        count, **_HOST
+    ).index_add(0, row, mass)
     inner = (errors - middle.index_select(0, row)) * timed
     robust = (((1 + (errors / _NOISE) ** 2).sqrt() - 1) * weight).sum()
     robust = 0.5 * robust + (((1 + (inner / _NOISE) ** 2).sqrt() - 1) * weight).sum()
