@@ -26,6 +26,7 @@ from tritile.core.distribution import __version__ as __version__
 
 if TYPE_CHECKING:
     from tritile import errors, nn
+    from tritile.choose.pick import Plan
     from tritile.core.config import Config
     from tritile.core.device import Device, target_device
     from tritile.core.forgetting import forget
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from tritile.ops.plan import plan
     from tritile.ops.quantize import quantize
     from tritile.ops.scaled import scaled_matmul
-    from tritile.planning.plans import Plan
     from tritile.tune import kernels
     from tritile.tuner.adoption import adopt
     from tritile.tuner.autotuner import autotune
@@ -71,7 +71,7 @@ _NAMES = {
     "tritile.ops.plan": ("plan",),
     "tritile.ops.quantize": ("quantize",),
     "tritile.ops.scaled": ("scaled_matmul",),
-    "tritile.planning.plans": ("Plan",),
+    "tritile.choose.pick": ("Plan",),
     "tritile.tuner.adoption": ("adopt",),
     "tritile.tuner.autotuner": ("autotune",),
     "tritile.tuner.search": ("Space",),

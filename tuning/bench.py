@@ -34,6 +34,7 @@ from benchmark_results import (
     sizes_label,
     summary,
 )
+from tritile.choose import gpu_tables
 from tritile.cli import shared
 from tritile.cli.shared import console, number, print_table, progress, say
 from tritile.core import torch_private
@@ -47,7 +48,6 @@ from tritile.ops.fused import addmm, baddbmm, linear
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import permute, transpose
 from tritile.ops.scaled import scaled_matmul
-from tritile.planning import gpu_tables
 from tritile.tune.subject import answers
 from tritile.tune.suites import Case
 

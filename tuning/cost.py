@@ -12,20 +12,22 @@ import argparse
 import math
 import random
 import statistics
+from collections.abc import Sequence
 from dataclasses import astuple, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from portfolios import read_all
+from train import read_all
+from tritile.choose.inputs import POINTERS, facts_at
+from tritile.choose.waves import predict_us
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.families.common.cost import FIT, Facts, Fit, Program, product_us
 from tritile.families.registry import FAMILIES
-from tritile.planning.formula import FORMULAS
-from tritile.planning.model import predict_us
 from tritile.tune.calibrate.sweep import Row
+from tritile.tune.calibrate.train import usable
 
 SWEEPS = Path(__file__).parent / "sweeps"
 GPUS = {"H200": (SWEEPS, SWEEPS / "more"), "H100": (SWEEPS / "h100", SWEEPS / "h100" / "more")}
@@ -45,16 +47,16 @@ class Sample(NamedTuple):
     weight: float
 
 
-def samples(rows: list[Row], device: Device) -> list[Sample]:
+def samples(rows: Sequence[Row], device: Device) -> list[Sample]:
     found = []
     for problem, times, _ in rows:
-        formula, core = FORMULAS[problem.op], problem.core
-        fastest, keys = min(times.values()), {formula.key(config) for config in times}
-        facts = {key: formula.facts(problem, device, key) for key in keys}
+        fastest = min(times.values())
+        plain, copied = (facts_at(problem, device, copies) for copies in (False, True))
         for config, us in times.items():
-            program = FAMILIES[problem.op][config.family].cost(config, core, device)
+            program = FAMILIES[problem.op][config.family].cost(config, problem.core, device)
             weight = min(us / fastest, SLOWEST) ** -PRESSURE
-            found.append(Sample(config, facts[formula.key(config)], device, program, us, weight))
+            facts = plain if config.family == POINTERS else copied
+            found.append(Sample(config, facts, device, program, us, weight))
     return [each._replace(weight=each.weight / len(found)) for each in found]
 
 
@@ -95,7 +97,7 @@ def fitted(of: list[Sample], steps: int) -> Fit:
     return Fit(*(float(f"{value:.3g}") for value in theta.exp().tolist()))
 
 
-def report(name: str, rows: list[Row], device: Device) -> None:
+def report(name: str, rows: Sequence[Row], device: Device) -> None:
     lost, off = [], []
     for problem, times, _ in rows:
         predicted = {config: predict_us(config, problem, device) for config in times}
@@ -118,8 +120,8 @@ def main() -> None:
     left_out, of = {}, []
     for gpu, folders in GPUS.items():
         files = [path for folder in folders for path in sorted(folder.glob("*.gz"))]
-        for name, (device, rows) in read_all(files, 0.0).items():
-            random.Random(name).shuffle(rows)
+        for name, device, rows, _ in map(usable, read_all(files)):
+            rows = random.Random(name).sample(rows, len(rows))
             half = len(rows) // 2
             left_out[f"{gpu} {name}"] = rows[half:], device
             if rows[0].problem.op != "permute" and asked.steps:

@@ -22,10 +22,10 @@ import tritile
 from benchmark_kinds import DEVICE, HERE, RESULTS
 from benchmark_results import of_cases, stored
 from benchmark_tables import Cells, Line, latest, measured_on, read, span, table
+from tritile.choose import waves
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.families.space import illegal
-from tritile.planning import model
 from tritile.tune.calibrate import draw as roof
 from tritile.tuner.store.trials import Store
 from unseen import environ, nothing_remembered
@@ -69,7 +69,7 @@ def predictions(stores: Iterable[Path]) -> Iterator[Cells]:
         kinds: dict[str, tuple[list[float], list[float]]] = {}
         for problem, times in recorded(path).items():
             kind = "products" if isinstance(problem, MatmulProblem) else "permutations"
-            off = {one: abs(model.predict_us(one, problem, DEVICE) / us - 1) for one, us in times.items()}
+            off = {one: abs(waves.predict_us(one, problem, DEVICE) / us - 1) for one, us in times.items()}
             everything, fastest = kinds.setdefault(kind, ([], []))
             everything += off.values()
             fastest.append(off[min(times, key=lambda config, times=times: times[config])])

@@ -1,4 +1,4 @@
-"""Time tritile and torch at drawn sizes of the kinds of products that no portfolio serves.
+"""Time tritile and torch at drawn sizes of the kinds of products that no predictor serves.
 
     python tuning/kinds.py tuning/sweeps/kinds.jsonl [--sizes 25] [--table tritile/tables/nvidia-h200.json]
 
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
+from tritile.choose import aten, table
 from tritile.core.device import current_gpu
 from tritile.core.problem import GroupedProblem, MatmulProblem, Product, problem_from_dict, problem_to_dict
 from tritile.core.settings import mode
 from tritile.lab.bench import measured
-from tritile.planning import aten, table
 
 KINDS = ("float32 ieee", "float32 tf32", "float64 ieee")
 FP8 = "float8_e4m3fn"

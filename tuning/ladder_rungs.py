@@ -10,6 +10,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import ladder_matmul as products
 import ladder_transpose as transposes
+from tritile.choose import pick
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.fields import alignment
@@ -20,7 +21,6 @@ from tritile.families import launching
 from tritile.lab.traffic import SECTOR
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import transpose
-from tritile.planning import plans
 from tritile.runtime.ahead import Resources, check_fits, compiling_for, resources
 from tritile.runtime.compiles import OPTIONS
 from tritile.runtime.launch import Pointer
@@ -70,7 +70,7 @@ class Rung:
         """Return the first config, or the library's choice; None for torch's calls."""
         if self.problem is None:
             return self.configs[0] if self.configs else None
-        plan = plans.plan_for(self.problem(n), device, "cached")
+        plan = pick.plan_for(self.problem(n), device, "cached")
         return plan.config if plan else None
 
     def arguments(self, matrices: Sequence[Any], n: int, config: Values) -> tuple[Any, ...]:

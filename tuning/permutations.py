@@ -2,10 +2,10 @@
 
 Kernels of permutations depend on ranks and alignments, so nearly every size has kernels of its own. A size is
 timed here as soon as its kernels are compiled; `tritile tune --calibrate` compiles all before it times any.
-At each size it times the configs that the class's portfolio puts first, those that the model does, a few
-others at random, and all boxes. tuning/portfolios.py makes portfolios of the files, gzipped. It ran on four
-H200s, a class each: `--jobs 16 --seconds 490` for elements of 1, 2 and 4 bytes, `--seconds 165` for 16. With
-`--boxes` it times boxes alone, at the same sizes: what is in tuning/sweeps/more is from four other H200s.
+At each size it times the configs that the class's predictor puts first, those that the model does, a few
+others at random, and all boxes. tuning/train.py trains by the files, gzipped. It ran on four H200s, a class
+each: `--jobs 16 --seconds 490` for elements of 1, 2 and 4 bytes, `--seconds 165` for 16. With `--boxes` it
+times boxes alone, at the same sizes: what is in tuning/sweeps/more is from four other H200s.
 """
 
 import argparse
@@ -17,20 +17,22 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 
-from tritile.cli.calibrating import LIKELY, write_sweep
+from tritile.choose import gpu_tables, waves
+from tritile.cli.calibrating import LIKELY
 from tritile.core.config import Config
 from tritile.core.device import Device, current_gpu
 from tritile.core.problem import Tiled
 from tritile.families.permute import boxes
-from tritile.planning import gpu_tables, model
-from tritile.tune.calibrate import run
+from tritile.tune.calibrate.candidates import candidates
 from tritile.tune.calibrate.draw import drawn
+from tritile.tune.calibrate.files import write_sweep
 from tritile.tune.calibrate.sweep import Row, compile_at, flusher, timed, useful
 from tritile.tuner.measure.workers import WorkerPool
 
 CANDIDATES = 96  # configs of a class
-BY_PORTFOLIO = 14  # of them timed at a size
+BY_PREDICTOR = 14  # of them timed at a size
 BY_MODEL = 8
+RANKED = 48  # of the predictor, boxes among them
 AT_RANDOM = 2
 JOBS = 12  # processes that choose
 AHEAD = 64  # sizes that compile while one is timed
@@ -43,11 +45,11 @@ def first(problem: Tiled, configs: Sequence[Config], name: str, device: Device) 
     tiles = [c for c in own if c.family != boxes.BOX]
     if not tiles:
         return boxed
-    tiles.sort(key=lambda c: model.predict_us(c, problem, device))
-    found = gpu_tables.portfolio(name, device)
-    ranked = [config for _, config in found[0].ranked(problem, device, 48)] if found else []
-    known = [config for config in ranked if config in set(tiles)][:BY_PORTFOLIO]
-    by_model = tiles[: BY_MODEL if known else BY_MODEL + BY_PORTFOLIO]
+    tiles.sort(key=lambda c: waves.predict_us(c, problem, device))
+    found = gpu_tables.predictor(name, device)
+    ranked = [config for _, config in found[0].ranked(name, problem, device, RANKED)] if found else []
+    known = [config for config in ranked if config in set(tiles)][:BY_PREDICTOR]
+    by_model = tiles[: BY_MODEL if known else BY_MODEL + BY_PREDICTOR]
     others = random.Random(problem.label).sample(tiles, min(AT_RANDOM, len(tiles)))
     return list(dict.fromkeys([*known, *by_model, *others, *boxed]))
 
@@ -57,8 +59,9 @@ def swept(name: str, device: Device, sizes: int, seconds: float, pool: WorkerPoo
     begun, rows, problems = time.monotonic(), list[Row](), drawn(name, sizes, "sizes")
     configs, flush = [*boxes.FAMILY.configs], flusher(device)
     if tiles:
-        likely = drawn(name, LIKELY, "candidates")
-        configs += run.candidates(name, likely, device, gpu_tables.shipped(device), CANDIDATES)
+        likely, served = drawn(name, LIKELY, "candidates"), gpu_tables.predictor(name, device)
+        known = served[0].configs(name) if served else []
+        configs += candidates(name, likely, device, known, gpu_tables.shipped(device), CANDIDATES)
     print(f"{name}: {len(configs)} candidates after {time.monotonic() - begun:.0f} s", flush=True)
     with ProcessPoolExecutor(JOBS, multiprocessing.get_context("fork")) as choosers:
         how = configs, name, device

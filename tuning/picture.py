@@ -13,6 +13,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import command
+from tritile.choose import pick, waves
 from tritile.cli import shared
 from tritile.cli.shared import console
 from tritile.core.call import call_for
@@ -26,7 +27,6 @@ from tritile.families.space import illegal
 from tritile.families.work import work_of
 from tritile.lab import traffic
 from tritile.lab.explain import config_like
-from tritile.planning import model, plans
 from tritile.tune import suites
 
 # Families that walk down bands of tiles.
@@ -377,9 +377,9 @@ def main(
         if config:
             chosen = config_like(config, problem, device)
         else:  # a call's; where that has no tiles to draw, the next one
-            plan = plans.plan_for(problem, device, "cached")
+            plan = pick.plan_for(problem, device, "cached")
             assert plan is not None
-            ranked = (plan.config, *model.ranked(problem, device))
+            ranked = (plan.config, *waves.ranked(problem, device))
             chosen = next(each for each in ranked if each.family in _DRAWN)
         shared.write(output, picture(problem, chosen, device, tile, step))
     console.print(f"{output}: {problem.label} on {device.name} by {chosen}")

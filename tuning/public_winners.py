@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmark_tables import table
+from tritile.choose import waves
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device
 from tritile.core.problem import MatmulProblem
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, legal_configs
-from tritile.planning import model
 
 HERE = Path(__file__).parent
 WINNERS = HERE / "public_winners.json"
@@ -102,12 +102,12 @@ def score(problem: MatmulProblem, device: Device, winner: list[int | None]) -> S
     `longer`: how many times as long as the pick that one is predicted to take. None where none is legal.
     """
     configs = legal_configs(problem, device, FAMILY)
-    times = {config: model.predict_us(config, problem, device) for config in configs}
-    pick = model.likeliest(configs, problem, device)
-    near = model.likeliest(filter(_was_searched, configs), problem, device)
+    times = {config: waves.predict_us(config, problem, device) for config in configs}
+    pick = waves.likeliest(configs, problem, device)
+    near = waves.likeliest(filter(_was_searched, configs), problem, device)
     same = (config for config in FAMILIES[problem.op][FAMILY].configs if _blocks(config) == winner[:3])
     legal = [config for config in same if illegal(config, problem, device) is None]
-    best = min((model.predict_us(config, problem, device) for config in legal), default=None)
+    best = min((waves.predict_us(config, problem, device) for config in legal), default=None)
     faster = None if best is None else sum(us < best for us in times.values()) / len(times)
     longer = None if best is None else best / times[pick]
     return {

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import unseen
+from tritile.choose import pick
 from tritile.core.config import Config
 from tritile.core.device import Device, current_gpu
 from tritile.core.problem import Tiled
 from tritile.lab.environment import environment
-from tritile.planning import plans
 from tritile.tune import now
 from tritile.tuner.measure.engine import OnTrial, Rules, Tuned, exhaustive_rules
 from tritile.tuner.measure.workers import PoolRunner
@@ -63,7 +63,7 @@ def measured(problem: Tiled, device: Device) -> dict[str, Any] | None:
         store.add(digest, trial)
         times[trial.config] = trial.time
 
-    predicted = plans.plan_for(problem, device, "cached")
+    predicted = pick.plan_for(problem, device, "cached")
     assert predicted is not None
     searches = [searched(problem, device, Rules(), on_trial) for _ in range(SEARCHES)]
     if any(found.best is None for found, _ in searches):

@@ -21,13 +21,13 @@ from typing import Final
 
 import tritile
 from benchmark_results import BY_SIZE, BY_TIME
+from tritile.choose import pick
+from tritile.choose.classes import OPERATIONS, ROWS, SIDES
 from tritile.core.device import Device
 from tritile.core.forgetting import forget
 from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError
 from tritile.lab.warm import Calls, compile_calls
-from tritile.planning import plans
-from tritile.planning.classes import OPERATIONS, ROWS, SIDES
 from tritile.tune.calibrate.draw import LONG_US, limits_us, log_uniform, permutation, sized
 from tritile.tune.suites import OF_ITEMSIZE, Case
 
@@ -143,7 +143,7 @@ def compile_all(cases: Iterable[Case], device: Device) -> None:
         return
     calls: Calls = {}
     for case in cases:
-        plan = plans.plan_for(case.problem, device, "cached")
+        plan = pick.plan_for(case.problem, device, "cached")
         assert plan is not None
         calls.setdefault(plan.config, []).append(case.problem)
     compile_calls(calls, device)

@@ -28,13 +28,13 @@ from tests.reference import (
     placed,
     values,
 )
+from tritile.choose import waves
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.families import launching
 from tritile.families.space import illegal, legal_configs
 from tritile.ops.products import matmul_call
-from tritile.planning import model
 
 BY_ROWS = "tritile.core.problem._BY_ROWS_FROM"
 WIDE = "tritile.families.matmul_tile.family.WIDE_FROM"
@@ -125,7 +125,7 @@ def ranked(name, of_b, by_columns=False):
         device = devices.gpu(0)
         if device.nvidia < 80:
             pytest.skip("no asynchronous copies to shared memory")
-        return legal_configs(problem, device, name)[::3] if odd else model.ranked(problem, device, name)
+        return legal_configs(problem, device, name)[::3] if odd else waves.ranked(problem, device, name)
 
     rows = 30 if odd else 3
     size = (1000, rows, 1043) if by_columns else (rows, 1000, 1043)

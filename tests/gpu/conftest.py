@@ -4,8 +4,8 @@ import pytest
 
 import tritile
 from tests.reference import poison_empty
+from tritile.choose import aten
 from tritile.ops import request as ops_request
-from tritile.planning import aten
 
 
 @pytest.fixture

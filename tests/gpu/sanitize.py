@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 import triton  # noqa: E402
 
+from tritile.choose import waves  # noqa: E402
 from tritile.core import device as devices  # noqa: E402
 from tritile.core.call import call_for  # noqa: E402
 from tritile.core.problem import GroupedProblem, QuantizedProblem  # noqa: E402
@@ -37,7 +38,6 @@ from tritile.families import launching  # noqa: E402
 from tritile.families.permute.family import in_place  # noqa: E402
 from tritile.ops import permute as permute_op  # noqa: E402
 from tritile.ops.products import matmul_call  # noqa: E402
-from tritile.planning import model  # noqa: E402
 from tritile.tune.subject.operands import with_group_ends  # noqa: E402
 
 FOUND, MINUTES = 9, 10
@@ -156,7 +156,7 @@ def config_of(case, call, device):
     """The likeliest config of the case's family. Raises LookupError where there is none."""
     if case.family == "tile" and getattr(call, "in_place", False):
         return in_place(call.problem)
-    for config in model.ranked(call.problem, device, case.family):
+    for config in waves.ranked(call.problem, device, case.family):
         if case.fits(config):
             return config
     raise LookupError(f"no config of {case.family} for {call.problem.label}")

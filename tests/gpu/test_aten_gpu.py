@@ -25,12 +25,12 @@ from tests.reference import (
     values,
 )
 from tests.scales import scale
+from tritile.choose import aten, gpu_tables, pick
 from tritile.core import device as devices
 from tritile.core.problem import MatmulProblem
 from tritile.families import torch_kernels
 from tritile.lab.bench import measured
 from tritile.ops import memo
-from tritile.planning import aten, gpu_tables, plans
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh")]
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -296,7 +296,7 @@ def test_scale_of_one_outside_graphs(by_torch, monkeypatch):
 def test_drawn_call_planned_and_tuned(monkeypatch):
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
     device = devices.gpu(0)
-    if gpu_tables.aten_times("bf16_nn", device) is None:
+    if gpu_tables.predictor("bf16_nn", device) is None:
         pytest.skip("no table of this GPU has torch's times")
     a, b = values((4096, 4096), BF16, 0, "cuda"), values((4096, 4096), BF16, 1, "cuda")
     assert tritile.plan(tritile.matmul, a, b).other_us, "both are known"
@@ -311,4 +311,4 @@ def test_drawn_call_planned_and_tuned(monkeypatch):
     found = measured(MatmulProblem(1, 256, 512, 384, "float64", "float64"))
     assert found.config == aten.CONFIG, "by the rule of the table"
     assert found.triton_us != found.tritile_us, "both columns are timed"
-    plans.forget()
+    pick.forget()

@@ -20,12 +20,12 @@ from tests.configs import HAS_PAIRS, ON_GPU, pair, split, tile, tma, warpgroups
 from tests.launched import captured, in_threads, launched, replayed
 from tests.reference import FP8, assert_product, bytes_of, frame, guard_intact, placed, product64, values
 from tests.simulated import rounded_to_tf32
+from tritile.choose import waves
 from tritile.core import device as devices
 from tritile.core.problem import MatmulProblem
 from tritile.families import launching
 from tritile.families.space import illegal
 from tritile.ops.products import matmul_call
-from tritile.planning import model
 from tritile.tune.subject import answers, operands
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
@@ -146,7 +146,7 @@ def test_tf32_operands_rounded_by_launchers(size, config, layouts):
     a, b = placed(gpu((m, k), FP32), layouts[0]), placed(gpu((k, n), FP32, 1), layouts[1])
     out = torch.full((m, n), math.nan, device="cuda")
     call = matmul_call(a, b, out, "tf32")
-    run = launched(call, config or model.pick(call.problem, devices.gpu(0)))
+    run = launched(call, config or waves.pick(call.problem, devices.gpu(0)))
     left, right = rounded_to_tf32(a), rounded_to_tf32(b)
     rounded, exact = product64(left, right), product64(a, b)
     # tensor cores cut each sum of at least 4 of K
@@ -387,9 +387,9 @@ def test_early_launches_repeat_bits(config, size):
 
 @pytest.mark.parametrize("family", ["tile", "descriptor", "warpgroups"])
 def test_a_capture_from_a_cold_plan(family, monkeypatch):
-    a, b, original = gpu((192, 2056)), gpu((2056, 200), seed=1), model.ranked
+    a, b, original = gpu((192, 2056)), gpu((2056, 200), seed=1), waves.ranked
     torch.matmul(a, b)
-    monkeypatch.setattr(model, "pick", lambda problem, device: original(problem, device, family)[0])
+    monkeypatch.setattr(waves, "pick", lambda problem, device: original(problem, device, family)[0])
     tritile.forget()
     with tritile.mode("off"):
         assert_product(replayed(lambda: tritile.matmul(a, b)), a, b)
@@ -437,7 +437,7 @@ PROBLEMS = [
 def test_the_tuner_checks_answers(fields):
     common = {"batch": 1, "m": 208, "n": 272, "k": 336, "dtype": "bfloat16", "out_dtype": "bfloat16"}
     problem, device = MatmulProblem(**common | fields), devices.current_gpu()
-    for config in model.screened(problem, device, 6):
+    for config in waves.screened(problem, device, 6):
         call, memory = operands.guarded(problem)
         answers.check(operands.run_of(launching.prepare(call, config)), call)
         assert memory.is_intact()

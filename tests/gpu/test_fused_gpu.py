@@ -27,11 +27,11 @@ from tests.reference import (
     values,
 )
 from tests.scales import assert_block_scaled, blocks_of, scale
+from tritile.choose import waves
 from tritile.core import device as devices
 from tritile.families import launching
 from tritile.ops import request as ops_request
 from tritile.ops.products import matmul_call
-from tritile.planning import model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison", "fresh")]
 BF16, FP16, FP32, FP64, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8
@@ -183,7 +183,7 @@ def test_int8_sums_exact(size, of_a):
         got = tritile.scaled_matmul(a, b, *scales, out_dtype=FP32, bias=bias, out=given)
         assert_fused(got, a, b, Sides(*scales, bias))
     call = matmul_call(a, b, torch.empty(m, n, device="cuda"), "ieee", scale_a=scales[0], scale_b=scales[1])
-    for config in model.screened(call.problem, devices.gpu(0), 6):
+    for config in waves.screened(call.problem, devices.gpu(0), 6):
         launching.prepare(call, config)(*call.tensors)
         assert_fused(call.out.tensor, a, b, Sides(*scales))
 

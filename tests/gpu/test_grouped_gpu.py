@@ -10,6 +10,7 @@ from tests.configs import of_groups, tile
 from tests.groups import assert_groups, operands, shape_of, spoiled
 from tests.launched import captured, launched, replayed
 from tests.reference import bytes_of, frame, guard_intact, name, placed, values
+from tritile.choose import aten, waves
 from tritile.core import device as devices
 from tritile.families import launching
 from tritile.families.space import illegal
@@ -17,7 +18,6 @@ from tritile.lab import baselines
 from tritile.ops import memo
 from tritile.ops import request as ops_request
 from tritile.ops.grouped import grouped_call
-from tritile.planning import aten, model
 from tritile.tune.subject import answers
 from tritile.tune.subject.operands import copies_of
 from tritile.tune.suites import parse_shape
@@ -255,8 +255,8 @@ def test_answers_of_model_and_torch(text, load):
     problem = parse_shape(text, "grouped", layout="NT").problem
     (call,) = copies_of(problem, devices.gpu(0), 1)
     with_group_ends(call, load)
-    for family in model.families(problem, devices.gpu(0)):
-        for config in model.ranked(problem, devices.gpu(0), family)[:3]:
+    for family in waves.families(problem, devices.gpu(0)):
+        for config in waves.ranked(problem, devices.gpu(0), family)[:3]:
             answers.check(lambda call, c=config: launching.prepare(call, c)(*call.tensors), call)
     if torch.cuda.get_device_capability() == (9, 0) and hasattr(torch, "_grouped_mm"):
         (way,) = baselines.torch_ways(call).values()

@@ -8,9 +8,9 @@ import tritile
 from tests.launched import replayed
 from tests.layers import converted, layer_of
 from tests.reference import Sides, assert_fused, values
+from tritile.choose import gpu_tables
 from tritile.core import device as devices
 from tritile.nn import convert, exchanged, restore
-from tritile.planning import gpu_tables
 from tritile.tuner.store.trial import TORCH
 from tritile.tuner.store.trials import store_of
 
@@ -60,7 +60,7 @@ def by_torch(monkeypatch):
 
 
 def timed_with_torch():
-    return gpu_tables.aten_times("unaligned_16bit", devices.gpu(0)) is not None
+    return gpu_tables.predictor("unaligned_16bit", devices.gpu(0)) is not None
 
 
 def test_odd_vocabulary_head_is_exchanged(by_torch):

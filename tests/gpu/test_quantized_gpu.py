@@ -11,13 +11,13 @@ from tests.configs import packed_weights
 from tests.launched import captured, in_threads
 from tests.packed import KINDS, assert_linear
 from tests.reference import guard_intact, name, placed, poisoned, values
+from tritile.choose import aten, gpu_tables, waves
 from tritile.core import device as devices
 from tritile.core.problem import QuantizedProblem
 from tritile.errors import TuningError
 from tritile.families import launching
 from tritile.families.space import legal_configs
 from tritile.lab import baselines
-from tritile.planning import aten, gpu_tables, model
 from tritile.tune.subject import answers, operands
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
@@ -120,7 +120,7 @@ def test_posed_problems_are_checked(bits, zeros, m):
     problem = QuantizedProblem(m, 1000, 1024, "float16", bits, 32, zeros, bias=True)
     device = devices.gpu(0)
     calls = operands.copies_of(problem, device, 2)
-    prepared = launching.prepare(calls[0], model.pick(problem, device))
+    prepared = launching.prepare(calls[0], waves.pick(problem, device))
     run = operands.run_of(prepared)
     for call in calls:
         assert 0 < answers.check(run, call) < 1e-3
@@ -130,7 +130,7 @@ def test_posed_problems_are_checked(bits, zeros, m):
     torchs = baselines.torch_ways(calls[0])[baselines.WIDE_WEIGHT]
     assert answers.check(baselines.into_out(torchs), calls[0], every=False) > 0
     call, memory = operands.guarded(operands.ragged(problem))
-    answers.check(operands.run_of(launching.prepare(call, model.pick(call.problem, device))), call)
+    answers.check(operands.run_of(launching.prepare(call, waves.pick(call.problem, device))), call)
     assert memory.is_intact()
 
 
@@ -248,7 +248,7 @@ def test_graphs_streams_and_threads_by_torch(by_torch):
 def test_packed_planned_and_tuned(monkeypatch):
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
     device = devices.gpu(0)
-    if gpu_tables.aten_times("bf16_nt", device) is None:
+    if gpu_tables.predictor("bf16_nt", device) is None:
         pytest.skip("no table of this GPU has torch's times")
     weight, x = weight_of(8192, 8192, torch.bfloat16), values((4096, 8192), torch.bfloat16, 0, "cuda")
     plan = tritile.plan(tritile.linear, x, weight)

@@ -13,9 +13,9 @@ import triton.language as tl
 
 import tritile
 from tests.reference import assert_product, values
+from tritile.choose.pick import trials
 from tritile.core.device import current_gpu
 from tritile.errors import NotTunedError
-from tritile.planning.plans import trials
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("forgotten")]
 

@@ -12,6 +12,7 @@ import torch
 import tritile
 from tests.launched import replayed
 from tests.reference import assert_product, at_offset, frame, guard_intact, placed, values
+from tritile.choose import pick, waves
 from tritile.core import device as devices
 from tritile.families import launching
 from tritile.families.odd_rows import family as odd_rows
@@ -19,7 +20,6 @@ from tritile.families.skinny import family_k as skinny_k
 from tritile.families.skinny import family_n
 from tritile.families.space import legal_configs
 from tritile.ops.products import matmul_call
-from tritile.planning import model, plans
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
@@ -48,7 +48,7 @@ def configs_of(call, of_w):
     device = devices.gpu(0)
     if of_w == "odd":
         return legal_configs(call.problem, device, FAMILIES[of_w])
-    return model.ranked(call.problem, device, FAMILIES[of_w])
+    return waves.ranked(call.problem, device, FAMILIES[of_w])
 
 
 def check(a, b, layout="row", of_w="column", some=slice(None)):
@@ -141,7 +141,7 @@ def test_planned_alike_in_graphs(of_w):
     many, w = gpu((m + 40, k), dtype), placed(gpu((k, n), dtype, 1), "row" if of_w == "row" else "column")
     a = many[:m]
     problem = matmul_call(a, w, torch.empty(m, n, dtype=dtype, device="cuda"), "ieee").problem
-    assert plans.plan_for(problem, devices.gpu(0), "cached").config.family == FAMILIES[of_w]
+    assert pick.plan_for(problem, devices.gpu(0), "cached").config.family == FAMILIES[of_w]
     product = functools.partial(tritile.matmul, precision="ieee" if dtype == FP32 else None)
     wanted = product(a, w)
     assert_product(wanted, a, w, tensor_cores=of_w == "odd")

@@ -12,9 +12,9 @@ import torch
 from triton.backends.compiler import GPUTarget
 
 import tritile
+from tritile.choose import table, waves
 from tritile.core.device import current_gpu, target_key
 from tritile.families import registry as families
-from tritile.planning import model, table
 from tritile.tuner.store.trial import Trial
 from tritile.tuner.store.trials import store_of
 
@@ -105,7 +105,7 @@ for m in (1, 2, 16, 33, 64, 1000, 5001):
 def remembered(problem):
     """The model's config of a problem, remembered as measured."""
     device = current_gpu()
-    config = model.pick(problem, device)
+    config = waves.pick(problem, device)
     digest = families.FAMILIES[problem.op][config.family].digest
     store_of(device).add(digest, Trial(problem, config, 10.0, error=0.0))
 

@@ -23,6 +23,7 @@ from tests.ahead import (
     pairs,
 )
 from tests.configs import HAS_PAIRS, boxed, of_groups, packed_weights, pair, split, tile, tma, turned
+from tritile.choose import waves
 from tritile.core import problem as problems
 from tritile.core.config import Config
 from tritile.core.device import target_device
@@ -35,7 +36,6 @@ from tritile.families.matmul_tile.family import shared_bytes
 from tritile.families.matmul_tma.family import shared_bytes as tma_bytes
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.space import illegal, legal_configs
-from tritile.planning import model
 from tritile.runtime import ahead
 from tritile.runtime.ahead import resources
 
@@ -167,14 +167,14 @@ def on_plain(*configs):
 
 
 def skinny_k(problem, device):
-    return model.outside_portfolios(problem, device)[0]
+    return waves.with_margins(problem, device)[0]
 
 
 def odd_rows(problem, device):
     return legal_configs(problem, device, "odd_rows")[0]
 
 
-PICKED = model.pick
+PICKED = waves.pick
 FEW = MatmulProblem(1, 2, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
 FEW_OF_FP32 = replace(
     FEW, n=4099, k=4099, dtype="float32", out_dtype="float32", a_align=4, b_align=4, out_align=4
@@ -303,7 +303,7 @@ def test_gated_tiles_alone():
     assert illegal(tma(128, 256, 64, 8, 3, persistent=True, subtiles=2), problem, device).startswith(
         "256 accumulator registers"
     )
-    assert model.families(problem, device) == ["tile", "descriptor"]
+    assert waves.families(problem, device) == ["tile", "descriptor"]
     plain, gated = (
         resources(launching.compiled_for(p, tma(64, 64, 64, 4, 4), device)) for p in (PLAIN, problem)
     )
@@ -362,4 +362,4 @@ def test_core_of_fp16x3_product():
 
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])
 def test_older_gpus_tile_only(target):
-    assert model.families(SQUARE, target_device(target)) == ["tile"]
+    assert waves.families(SQUARE, target_device(target)) == ["tile"]

@@ -23,6 +23,7 @@ from tests.reference import (
     values,
 )
 from tests.scales import scale
+from tritile.choose import waves
 from tritile.core import problem as problems
 from tritile.core.call import call_for
 from tritile.core.device import TARGETS
@@ -33,7 +34,6 @@ from tritile.families.matmul_tile import family as tile_family
 from tritile.families.space import illegal
 from tritile.families.work import work_of
 from tritile.ops.products import matmul_call
-from tritile.planning import model
 from tritile.runtime.work import Buffer
 
 pytestmark = pytest.mark.interpreted
@@ -190,7 +190,7 @@ def test_a_stretched_b_is_copied_once(monkeypatch):
     monkeypatch.setattr(problems, "_BY_ROWS_FROM", 1)
     a, b = values((3, 5, 7), FP32), placed(values((7, 9), FP32, 1), "column")
     call = matmul_call(a.mT.contiguous().mT, b.expand(3, 7, 9), torch.empty(3, 5, 9), "ieee")
-    config = model.pick(call.problem, TARGETS["nvidia-h200"])
+    config = waves.pick(call.problem, TARGETS["nvidia-h200"])
     work = work_of(call, config, 132, False)
     assert [section.elements for section in work.scratch.values()] == [7 * 32]
     launching.run_interpreted(call, config)

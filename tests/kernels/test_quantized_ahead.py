@@ -9,13 +9,13 @@ import pytest
 import tritile
 from tests.ahead import H200, kernels_of, later
 from tests.configs import packed_weights as tile
+from tritile.choose import aten, waves
 from tritile.core.device import target_device
 from tritile.core.problem import QuantizedProblem
 from tritile.families import launching
 from tritile.families.quantized.family import scales_sums, shared_bytes
 from tritile.families.space import legal_configs
 from tritile.lab import warm
-from tritile.planning import aten, model
 from tritile.runtime.ahead import resources
 
 KINDS = list(itertools.product((4, 8), ("bfloat16", "float16"), (False, True)))
@@ -105,7 +105,7 @@ def test_formulas_cover_the_space(m, bits, zeros):
     """Every legal config has a time, and shared memory that the compiled kernel does not fall short of."""
     one = problem(m, bits, zeros=zeros)
     configs = legal_configs(one, H200)
-    times = [model.predict_us(config, one, H200) for config in configs]
+    times = [waves.predict_us(config, one, H200) for config in configs]
     assert len(configs) > 50
     assert min(times) > one.bytes / (H200.memory_gbps * 1e3)
     config = configs[len(configs) // 3]

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from tests.ahead import H200, compiled, instructions, later
+from tritile.choose import waves
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
 from tritile.families import launching
 from tritile.families.odd_rows import family as odd_rows
 from tritile.families.skinny import family_k, family_n
 from tritile.families.space import legal_configs
-from tritile.planning import model
 from tritile.runtime import ahead
 from tritile.runtime.ahead import resources
 
@@ -28,7 +28,7 @@ ODD_ROWS = replace(ODD, m=64, n=8191, k=8191)
 @pytest.mark.parametrize("problem", ALONG, ids=str)
 def test_skinny_fits_without_spills(m, problem):
     problem = replace(problem, m=m)
-    for config in model.outside_portfolios(problem, H200)[:2]:
+    for config in waves.with_margins(problem, H200)[:2]:
         taken = resources(launching.compiled_for(problem, config, H200))
         assert taken.spills == 0
         assert taken.shared <= max(1024, family_k.shared_bytes(config, problem))  # 1024 to sum over threads

@@ -9,12 +9,12 @@ import pytest
 import tritile
 from tests import picks
 from tests.ahead import SQUARE, later, pairs
+from tritile.choose import pick
 from tritile.core.device import SHORT, target_device, target_key
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem, QuantizedProblem
 from tritile.families.launching import compiled_for
 from tritile.families.space import illegal
-from tritile.planning import plans
 from tritile.runtime.ahead import check_fits
 
 NEW = ("5090", "pro-6000", "gb10", "b300", "h20", "h800", "h200-nvl", "gh200", "l4", "a10", "mi325x", "mi350")
@@ -65,7 +65,7 @@ def test_every_plan_is_legal(name, count):
 @pytest.mark.parametrize(("name", "sample"), pairs(ARCHITECTURES, [*SAMPLES]))
 def test_a_sample_compiles(name, sample):
     device, problem = target_device(name), SAMPLES[sample]
-    plan = plans.plan_for(problem, device, "cached")
+    plan = pick.plan_for(problem, device, "cached")
     kernel = compiled_for(problem, plan.config, device)
     check_fits(kernel, device)
     assert kernel.asm["cubin" if device.nvidia else "hsaco"]
@@ -76,7 +76,7 @@ def test_descriptor_needs_wgmma():
     by = {name: target_device(name).has_tma for name in NEW}
     assert [name for name in NEW if by[name]] == ["b300", "h20", "h800", "h200-nvl", "gh200"]
     for name in ("5090", "gb10"):
-        plan = plans.plan_for(SQUARE, target_device(name), "off")
+        plan = pick.plan_for(SQUARE, target_device(name), "off")
         assert plan.config.family not in ("descriptor", "warpgroups")
 
 

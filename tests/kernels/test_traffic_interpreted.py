@@ -8,6 +8,7 @@ import torch
 from ladder_matmul import matmul_naive
 from ladder_transpose import transpose_rows
 from tests.accesses import counted
+from tritile.choose import waves
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.families import launching
@@ -15,7 +16,6 @@ from tritile.lab import traffic
 from tritile.lab.traffic import SECTOR
 from tritile.ops import permute as permute_op
 from tritile.ops.products import matmul_call
-from tritile.planning import model
 
 pytestmark = pytest.mark.interpreted
 
@@ -72,7 +72,7 @@ PERMUTED = [
 def test_permutation_sectors_as_counted(shape, dims, dtype, gap, which, bounds):
     x = torch.zeros(*shape[:-1], gap * shape[-1], dtype=dtype)[..., ::gap]
     call = permute_op.permute_call(x, x.permute(dims).contiguous(), dims)
-    for config in model.ranked(call.problem, H200)[which]:
+    for config in waves.ranked(call.problem, H200)[which]:
         with counted() as found:
             launching.run_interpreted(call, config)
         said = traffic.tiled(call.problem, config, H200)

@@ -9,6 +9,7 @@ import torch
 import tritile
 from tests.packed import KINDS, assert_linear, weight_of
 from tests.reference import assert_product, values
+from tritile.choose import aten
 from tritile.core.call import call_for
 from tritile.core.device import target_device
 from tritile.core.problem import QuantizedProblem
@@ -16,7 +17,6 @@ from tritile.core.quantized import QuantizedWeight
 from tritile.errors import TuningError
 from tritile.families.quantized import unpacked
 from tritile.ops import request as ops_request
-from tritile.planning import aten
 from tritile.runtime import launch
 from tritile.tune.subject import operands, torch_calls
 

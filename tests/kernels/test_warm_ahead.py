@@ -17,6 +17,7 @@ from triton import knobs
 import tritile
 from tests import commands, configs
 from tests.configs import turned
+from tritile.choose import pick, table
 from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem
@@ -25,7 +26,6 @@ from tritile.families import launching
 from tritile.families import registry as families
 from tritile.lab import warm
 from tritile.ops import request as ops_request
-from tritile.planning import plans, table
 from tritile.runtime import ahead
 from tritile.runtime.compiles import compiles_refused
 
@@ -54,7 +54,7 @@ import json, sys
 from pathlib import Path
 import torch, triton, tritile
 from tritile.families import launching; from tritile.runtime import ahead
-from tritile.planning import plans, table
+from tritile.choose import pick, table
 from tritile.ops import permute; from tritile.ops.products import matmul_call
 
 heard = []
@@ -262,7 +262,7 @@ def asked(monkeypatch):
 def test_compile_command_any_rows_invariant_packed(asked):
     problem = MatmulProblem(1, 512, 320, 192, "float16", "float16", b_layout="column")
     shape = ("512x320x192", "--dtype", "float16", "--layout", "NT")
-    plan = plans.plan_for(problem, H200, "cached")
+    plan = pick.plan_for(problem, H200, "cached")
     assert asked(*shape) == {plan.config: [problem]}
     assert asked(*shape, "--any-rows") == warm.calls_of(problem, H200, any_rows=True)
     with tritile.batch_invariant():

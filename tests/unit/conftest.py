@@ -5,8 +5,8 @@ import triton
 
 import tritile
 from tests.mock_gpu import recording
+from tritile.choose import gpu_tables, pick
 from tritile.core.device import target_device
-from tritile.planning import gpu_tables, plans
 from tritile.tuner.store import files
 
 
@@ -33,7 +33,7 @@ def gpu(monkeypatch):
 def forget_tables():
     for kept in (gpu_tables._like, files._opened):
         kept.cache_clear()
-    plans.forget()
+    pick.forget()
 
 
 @pytest.fixture

@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 
 from tritile import cli
+from tritile.choose import aten
 from tritile.cli import shared
 from tritile.cli import tuning as command
 from tritile.core.config import Config
 from tritile.core.device import HOST, target_device
 from tritile.core.problem import KernelProblem
 from tritile.errors import TuningError
-from tritile.planning import aten
 from tritile.runtime.ahead import Resources
 from tritile.tune.subject import problem as subjects
 from tritile.tune.subject.problem import TunableProblem

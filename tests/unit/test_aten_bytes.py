@@ -17,6 +17,7 @@ import tritile
 from tests.groups import OFFSETS, assert_groups, ends_of, offsets, operands, spoiled
 from tests.reference import Sides, assert_fused, frame, guard_intact, placed, values
 from tests.scales import assert_block_scaled, blocks_of, scale
+from tritile.choose import aten, pick
 from tritile.core.device import target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem
 from tritile.errors import GradientError, UnsupportedError
@@ -24,7 +25,6 @@ from tritile.families import torch_kernels
 from tritile.ops import aten as ops_aten
 from tritile.ops import grouped
 from tritile.ops import request as ops_request
-from tritile.planning import aten, plans
 from tritile.tune.subject import torch_calls
 
 H200 = target_device("nvidia-h200")
@@ -138,11 +138,11 @@ def torch_is(monkeypatch):
 
     def is_by_aten(problem, index):
         if problem.needs_torch:
-            return plans.plan_for(problem, H200, None, True).config == aten.CONFIG
+            return pick.plan_for(problem, H200, None, True).config == aten.CONFIG
         return aten.illegal(problem) is None
 
     def prepared(call, *how):
-        plans.plan_for(call.problem, H200, None, False)  # refuses what is torch's alone
+        pick.plan_for(call.problem, H200, None, False)  # refuses what is torch's alone
         pytest.fail("tritile's kernel was to run")
 
     for module in (ops_request, grouped):

@@ -11,6 +11,7 @@ import bench as script
 import tritile
 from benchmark_results import read, result
 from tests.unit.test_plan import BLOCKS, H200, _double, meta
+from tritile.choose import waves
 from tritile.core import torch_private
 from tritile.core.call import call_for
 from tritile.core.config import Config
@@ -20,7 +21,6 @@ from tritile.lab import baselines, bench
 from tritile.lab.baselines import PACKED_WEIGHT as PACKED
 from tritile.lab.baselines import WIDE_WEIGHT as WIDE
 from tritile.lab.bench import BenchResult
-from tritile.planning import model
 from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.suites import Case, parse_shape
 from tritile.tuner.autotuner import Autotuner
@@ -303,7 +303,7 @@ PROBLEM = MatmulProblem(1, 64, 32, 48, "bfloat16", "bfloat16")
     "what", [(PROBLEM,), ("matmul", meta(64, 48), meta(48, 32))], ids=["problem", "call"]
 )
 def test_a_call_is_timed_beside_torch(what, monkeypatch):
-    config, asked = model.pick(PROBLEM, H200), []
+    config, asked = waves.pick(PROBLEM, H200), []
     found = BenchResult(PROBLEM, H200, 10.0, 15.0, 0.02, 1e-3, 2e-3, None, config, "exact", "matmul")
     monkeypatch.setattr(bench.devices, "current_index", lambda: 0)
     monkeypatch.setattr(bench.devices, "gpu", lambda index: H200)

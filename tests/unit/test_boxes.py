@@ -1,11 +1,13 @@
-"""Choosing boxes: their formula, when they run in place of a portfolio's pick, and what is said of them."""
+"""Choosing boxes: their formula, when they run in place of a predicted pick, and what is said of them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from picture import tiling_of
 from tests.configs import boxed
+from tritile.choose import gpu_tables, pick, waves
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
@@ -14,8 +16,6 @@ from tritile.families.permute import boxes
 from tritile.families.space import illegal
 from tritile.lab import traffic
 from tritile.lab.explain import INSTRUCTIONS, LATENCY, MEMORY, SHARED, parts_us
-from tritile.planning import gpu_tables, model, plans
-from tritile.planning.portfolio import Portfolio
 
 H200 = target_device("nvidia-h200")
 
@@ -57,7 +57,7 @@ def test_boxes_without_contention():
     assert boxes.contends(SHORT)
     assert not boxes.contends(problem((100, 2, 500), (1, 0, 2), 16))
     assert "NVIDIA" in illegal(boxed(4096, 64, 4), SHORT, target_device("gfx942"))
-    assert model.outside_portfolios(SHORT, target_device("gfx942")) == []
+    assert waves.with_margins(SHORT, target_device("gfx942")) == []
 
 
 @pytest.mark.parametrize(
@@ -122,23 +122,23 @@ def test_boxes_of_whole_words(shape, itemsize):
 
 
 def test_boxes_run_short_sides():
-    assert plans.plan_for(THIN, H200, "cached").config.family == "box"
-    assert plans.plan_for(problem((8192, 8192), (1, 0), 4), H200, "cached").config.family == "tile"
+    assert pick.plan_for(THIN, H200, "cached").config.family == "box"
+    assert pick.plan_for(problem((8192, 8192), (1, 0), 4), H200, "cached").config.family == "tile"
 
 
-def test_boxes_by_formula_without_portfolio(monkeypatch):
+def test_boxes_by_formula_where_no_sweep_has_them(monkeypatch):
     thin = problem((3, 9999999), (1, 0), 1)  # of no other test, as plans are kept
-    found, *rest = gpu_tables.portfolio("permute_1", H200)
-    tiles = [i for i, config in enumerate(found.configs) if config.family == "tile"]
-    configs, constants = (tuple(each[i] for i in tiles) for each in (found.configs, found.constants))
-    alone = Portfolio(found.name, configs, constants, found.loss)
-    monkeypatch.setattr(gpu_tables, "portfolio", lambda name, device: (alone, *rest))
-    plan, before = plans.plan_for(thin, H200, "cached"), plans.by_portfolio(thin, H200)
+    found, where = gpu_tables.predictor("permute_1", H200)
+    known = found.classes["permute_1"]
+    tiles = tuple(column for column in known.columns if found.columns[column].family == "tile")
+    alone = replace(found, classes={"permute_1": known._replace(columns=tiles)})
+    monkeypatch.setattr(gpu_tables, "predictor", lambda name, device: (alone, where))
+    plan, before = pick.plan_for(thin, H200, "cached"), pick.by_predictor(thin, H200)
     assert plan.config.family == "box"
     assert before.us > plan.us == boxes.cost(plan.config, thin, H200)
     assert plan.source == before.source
     assert "by the formula of box" in plan.why
-    assert {config.family for config in plans.likely(thin, H200, 8)[8:]} == {"box"}
+    assert {config.family for config in pick.likely(thin, H200, 8)[8:]} == {"box"}
 
 
 def test_boxes_are_explained_and_not_drawn():

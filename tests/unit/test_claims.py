@@ -25,6 +25,7 @@ import triton
 
 import tritile
 from tests.warned import one_warning
+from tritile.choose import pick
 from tritile.core.config import Config
 from tritile.core.device import HOST, TARGETS
 from tritile.core.problem import KernelProblem, MatmulProblem
@@ -33,7 +34,6 @@ from tritile.families.matmul_tile import family as tile
 from tritile.families.registry import FAMILIES
 from tritile.ops import request
 from tritile.ops.memo import stopgaps
-from tritile.planning import plans
 from tritile.tuner import decorated
 from tritile.tuner.adoption import tuner_of
 from tritile.tuner.store import claims
@@ -489,20 +489,20 @@ def operations(monkeypatch):
     monkeypatch.setattr("tritile.tune.now.tuned_now", search)
     monkeypatch.setattr(request, "capturing", lambda: False)
     monkeypatch.setattr(request.devices, "gpu", lambda index: H200)
-    plans.forget()
+    pick.forget()
     with tritile.mode("tune"):
         yield searches
-    plans.forget()
+    pick.forget()
 
 
 def test_product_that_another_process_measures(operations, monkeypatch):
     monkeypatch.setenv("TRITILE_TUNE_BUDGET", "0.01")
-    claim, before = plans.claim_on(PRODUCT, H200), stopgaps.count
+    claim, before = pick.claim_on(PRODUCT, H200), stopgaps.count
     with held_elsewhere(claim):
         assert request.planned(PRODUCT, 0).source != "exact"
         digest = FAMILIES["matmul"][tile.NAME].digest
         store_of(H200).add(digest, Trial(PRODUCT, OWN[0], 9.0))  # so far
-        assert plans.plan_for(PRODUCT, H200) is None
+        assert pick.plan_for(PRODUCT, H200) is None
         request.planned(PRODUCT, 0)
         assert stopgaps.count == before + 2, "their launches are not kept"
         store_of(H200).add(digest, Trial(PRODUCT, OWN[1], 8.0))
@@ -513,7 +513,7 @@ def test_product_that_another_process_measures(operations, monkeypatch):
 
 
 def test_product_that_a_dead_process_measured(operations):
-    claim = plans.claim_on(PRODUCT, H200)
+    claim = pick.claim_on(PRODUCT, H200)
     store_of(H200).add(FAMILIES["matmul"][tile.NAME].digest, Trial(PRODUCT, OWN[0], 9.0))
     with held_elsewhere(claim, 2 * claims.DEAD_S):
         assert request.planned(PRODUCT, 0).config == OWN[1]
@@ -535,8 +535,8 @@ def test_stopgap_is_not_kept(operations, monkeypatch):
     monkeypatch.setenv("TRITILE_TUNE_BUDGET", "0.01")
     call = "matmul", (torch.zeros(64, 32), torch.zeros(32, 48)), None, (None, None), "key"
     request.eager(*call)
-    plans.forget()
-    with held_elsewhere(plans.claim_on(problems[0], H200)):
+    pick.forget()
+    with held_elsewhere(pick.claim_on(problems[0], H200)):
         request.eager(*call)
     request.eager(*call)
     assert kept == ["key", None, "key"]

@@ -22,6 +22,7 @@ from rich.console import Console
 import autotune
 from tests.commands import commands, refused, run
 from tritile import cli, errors
+from tritile.choose import aten, gpu_tables, pick, table
 from tritile.cli import findings, shared
 from tritile.cli import tuning as tune_module
 from tritile.core.config import Config
@@ -29,7 +30,6 @@ from tritile.core.device import SHORT, target_device
 from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.families import registry as families
 from tritile.lab.bench import BenchResult
-from tritile.planning import aten, gpu_tables, plans, table
 from tritile.tune import suites
 from tritile.tuner.measure.engine import Tuned
 from tritile.tuner.store.trial import TORCH, Trial
@@ -134,7 +134,7 @@ USAGE = {
     f"{RANK} tune --calibrate fp8": "are for one process",
     f"{RANK} tune 8x8x8 --json": "are for one process",
     "tune 8x8x8 --output t.json": "--output is for --calibrate",
-    "tune --calibrate all --output notes.txt/t.json": "notes.txt is not a folder",
+    "tune --calibrate all --output notes.txt": "notes.txt is not a folder",
     "tune --calibrate nothing": "--calibrate 'nothing': expected one of all, bf16_nn",
     "explain 64 64 0 --target sm_90": "0",
     "explain 64x64x64 --op conv --target sm_90": "conv",
@@ -157,7 +157,7 @@ USAGE = {
     "export --target h200": "nothing is remembered",
     "export --output notes.txt/t.json": "cannot be written",
     "bench 64x64x64": "there is no GPU here",
-    "tune --calibrate all --output t.json --sweeps notes.txt": "notes.txt is not a folder",
+    "tune --calibrate all --output here --sweeps notes.txt": "notes.txt is not a folder",
     "compile 8x8x8": "there is no GPU here: name one",
     "tune --suite qick": "--suite 'qick': did you mean quick?",
     "tune 8x8x8 --op transposed": "--op 'transposed': did you mean transpose?",
@@ -456,7 +456,7 @@ def test_show_decorated_kernels(monkeypatch):
     only = run("show", "--target", "h200", "--kernel", "Model.relu", "--trials").output
     assert "hung" in only
     assert "1 measurement of" in only
-    assert "portfolios" not in only
+    assert "predicted classes" not in only
     missing = refused("show", "--target", "h200", "--kernel", "nosuch", status=1)
     assert "nothing is remembered of nosuch on NVIDIA H200: there is Model.relu, softmax" in missing
 
@@ -520,7 +520,7 @@ def test_clear_forgets_if_confirmed():
         remember(Store(device))
         for each in (kernel, other):
             Store(device).add("digest", Trial(each, Config.of(B=16), 5.0))
-    gpu_tables.calibrated_path(H200).write_text("{}")
+    gpu_tables.calibrated_path(H200, "products").write_text("{}")
 
     def left(device):
         return [trial.problem for _, trial in Store(device).all_trials()]
@@ -531,11 +531,11 @@ def test_clear_forgets_if_confirmed():
     told = " ".join(run("clear", "--kernel", "softmax", "--target", "h200", "--yes").output.split())
     assert told == "the trials of softmax on NVIDIA H200 deleted: 1 trial"
     assert (left(H200), left(a100)) == ([PROBLEM, other], [PROBLEM, kernel, other])
-    assert gpu_tables.calibrated_path(H200).exists()
+    assert gpu_tables.calibrated_path(H200, "products").exists()
     told = " ".join(run("clear", "--target", "h200", "--yes").output.split())
-    assert told == "the trials and portfolios on NVIDIA H200 deleted: 2 trials"
+    assert told == "the trials and predictors on NVIDIA H200 deleted: 2 trials"
     assert (left(H200), len(left(a100))) == ([], 3)
-    assert not gpu_tables.calibrated_path(H200).exists()
+    assert not gpu_tables.calibrated_path(H200, "products").exists()
     assert run("clear", "--all", "--kernel", "relu", "--yes").output.endswith("deleted: 1 trial\n")
     assert left(a100) == [PROBLEM, kernel]
     assert run("clear", "--all", "--yes").output.endswith("deleted: 2 trials\n")
@@ -647,7 +647,7 @@ def searches(monkeypatch):
             yield Tuned(problem, trial if us else None, 1, 0.5, None if us else "nothing works")
 
     def time_torch(problem, device, index):
-        assert plans.trials(problem, device)
+        assert pick.trials(problem, device)
         store_of(device).add(
             TORCH, Trial(problem, aten.CONFIG, 8.0, measured_utc="2026-01-01T00:00:00+00:00")
         )
@@ -657,7 +657,7 @@ def searches(monkeypatch):
     monkeypatch.setattr(tune_module.now, "tune", tune)
     monkeypatch.setattr(tune_module.now, "time_torch", time_torch)
     monkeypatch.setattr(
-        tune_module, "is_tuned", lambda problem, device: any(t.us for t in plans.trials(problem, device))
+        tune_module, "is_tuned", lambda problem, device: any(t.us for t in pick.trials(problem, device))
     )
 
 
@@ -731,7 +731,7 @@ def test_tune_elsewhere_predicts(monkeypatch):
     assert len(list(store_of(H200).all_trials())) == 1
     found = run("tune", "999x1001x1003", "--dtype", "fp16", "--target", "h200", "--json")
     (problem,) = json.loads(found.stdout)["problems"]
-    plan = plans.plan_for(
+    plan = pick.plan_for(
         suites.parse_shape("999x1001x1003", "matmul", "float16", "NN").problem, H200, "cached", True
     )
     assert (problem["us"], problem["source"]) == (plan.us, plan.source)

@@ -20,6 +20,7 @@ import tritile
 from tests.layers import TOKENS, Net, layer_of
 from tests.mock_gpu import mock_gpu
 from tests.reference import values
+from tritile.choose import aten, pick
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError, NotTunedError
@@ -27,7 +28,6 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import legal_configs
 from tritile.nn import QuantizedLinear, convert, exchanged, restore
 from tritile.nn.exchanged import AlwaysLinear, Comparison, ConvertedLinear, LayerCall
-from tritile.planning import aten, plans
 from tritile.tuner.store.trial import TORCH, Trial
 from tritile.tuner.store.trials import store_of
 
@@ -106,7 +106,7 @@ def test_rows_of_forward_or_step():
 
 def test_some_rows_win():
     """A layer is exchanged, and the table says at which rows."""
-    found = convert(large(768, 50257).eval(), rows=(1, 8000, 8000), device=H200)
+    found = convert(large(4096, 14337).eval(), rows=(1, 8000, 8000), device=H200)
     rows = [(row.rows, row.by, row.exchanged) for row in found.rows]
     assert rows == [(1, "torch", True), (8000, "tritile", True)]
     (row,) = convert(large(768, 50257), rows=8000, device="sm_80").rows
@@ -485,7 +485,7 @@ def planned_as(monkeypatch, *found):
 
     def planned(problem, device, index):
         asked.append(problem)
-        return plans.Plan(problem, **{"config": TILE, "source": "predicted", "device": HERE} | next(given))
+        return pick.Plan(problem, **{"config": TILE, "source": "predicted", "device": HERE} | next(given))
 
     monkeypatch.setattr(exchanged, "_planned", planned)
     return asked
@@ -593,7 +593,7 @@ def test_tune_measures_only_classes(monkeypatch):
 
     def planned(problem, index, by_torch):
         done.append((problem.dtype, index, by_torch))
-        return plans.Plan(problem, TILE, "exact", HERE, 100.0, other_us=150.0)
+        return pick.Plan(problem, TILE, "exact", HERE, 100.0, other_us=150.0)
 
     monkeypatch.setattr(exchanged, "planned", planned)
     with tritile.mode("tune"):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tritile.choose import waves
 from tritile.core.config import Config
 from tritile.core.device import Device, target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem, problem_from_dict
 from tritile.families.common.cost import Program, facts_of, product_us
 from tritile.families.space import illegal
-from tritile.planning import model
 
 H200 = target_device("nvidia-h200")
 SWEEPS = Path(__file__).parents[2] / "tuning" / "sweeps"
@@ -70,10 +70,10 @@ def test_what_is_more_takes_longer(more):
 )
 def test_picks_legal_within_gpu_limits(target, problem):
     device = target_device(target)
-    config = model.pick(problem, device)
+    config = waves.pick(problem, device)
     assert illegal(config, problem, device) is None
     floor = problem.bytes / (device.memory_gbps * 1e3)
-    assert 0.8 * floor < model.predict_us(config, problem, device) < 1e5
+    assert 0.8 * floor < waves.predict_us(config, problem, device) < 1e5
 
 
 # A quarter of the sizes of a sweep, and half as much again as picks lose there.
@@ -90,6 +90,6 @@ def test_picks_near_fastest_timed(name, lost):
         times = {configs[int(index)]: us for index, us in line["us"].items()}
         times = {config: us for config, us in times.items() if illegal(config, problem, device) is None}
         if times:
-            pick = model.likeliest(times, problem, device)
+            pick = waves.likeliest(times, problem, device)
             ratios.append(math.log(times[pick] / min(times.values())))
     assert math.expm1(statistics.fmean(ratios)) < lost

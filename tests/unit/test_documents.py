@@ -22,10 +22,10 @@ import typer
 import tritile
 from tests.commands import commands, run, scripts
 from tritile import cli
+from tritile.choose import gpu_tables, predictor, table
+from tritile.choose.classes import MEASURED
 from tritile.core.problem import MatmulProblem
 from tritile.lab import warm
-from tritile.planning import gpu_tables, table
-from tritile.planning.classes import MEASURED
 from tritile.tuner.store import tables as kernel_table
 
 ROOT = Path(tritile.__file__).parents[1]
@@ -195,19 +195,30 @@ def test_stability_names_formats():
     assert wanted in PAGES["stability.md"].read_text()
 
 
-def test_tuning_page_shipped_portfolios():
-    shown = {}
-    for names, _, *cells in re.findall(
-        r"^\| (`.*`) \| (.*) \| (.*) \| (.*) \|$", PAGES["tuning.md"].read_text(), re.M
-    ):
-        shown |= dict.fromkeys(re.findall(r"`([a-z0-9_]+)`", names), cells)
-    similar = "measured on a similar GPU, NVIDIA H200"
-    for name in MEASURED:
-        for target, cell in zip(("nvidia-h200", "sm_90"), shown[name], strict=True):
-            gpu = tritile.target_device(target)
-            told = {"none": None, "measured": f"measured on {gpu.name}", "the H200's": similar}
-            found = gpu_tables.portfolio(name, gpu)
-            assert (found[2] if found else None) == told[cell], name
+def test_tuning_page_shipped_predictors():
+    """Classes, the GPUs whose sweeps are committed, and what picks lose by the files that ship."""
+    cells = r"^\| `(\w+)` \|[^|]*\| ([^|]*) \| (\d+) \| ([\d.%]+) \| ([\d.%]+) \| ([\d.%]+) \| ([\d.%]*) ?\|$"
+    shown = {name: rest for name, *rest in re.findall(cells, PAGES["tuning.md"].read_text(), re.MULTILINE)}
+    assert [*shown] == [*MEASURED]
+    folders = {"H200": ROOT / "tuning" / "sweeps", "H100": ROOT / "tuning" / "sweeps" / "h100"}
+    for name, rest in shown.items():
+        what = gpu_tables.what_of(name)
+        made = predictor.read(ROOT / "tritile" / "tables" / f"{what}.predictor.json")
+        loss = made.classes[name].loss
+        swept = [gpu for gpu, folder in folders.items() if (folder / f"{name}.jsonl.gz").exists()]
+        losses = [f"{share:.1%}" for share in (loss.mean, loss.p95, loss.by_time)]
+        by_torch = f"{loss.torch:.1%}" if loss.torch else ""
+        assert rest == [", ".join(swept), str(loss.sizes), *losses, by_torch], name
+
+
+def test_tuning_page_gpus_that_predictors_serve():
+    def served(target):
+        return {name for name in MEASURED if gpu_tables.predictor(name, tritile.target_device(target))}
+
+    for target in ("h200", "h100", "gh200", "h800", "h20"):
+        assert served(target) == {*MEASURED}
+    for target in ("a100", "l40s", "4090", "b200", "mi300x"):
+        assert served(target) == set()
 
 
 def test_reference_pages_complete():
@@ -318,14 +329,14 @@ from tritile.core.problem import MatmulProblem
 from tritile.families.registry import digests
 from tritile.families.space import illegal, legal_configs
 from tritile.families.naive.family import CONFIGS
-from tritile.planning import model
+from tritile.choose import waves
 problem = MatmulProblem(1, 512, 512, 512, "float16", "float16")
 device = tritile.target_device("nvidia-h200")
 assert len(digests()["matmul/naive"]) == 16
 assert set(legal_configs(problem, device, "naive")) == set(CONFIGS)
-assert "naive" in model.families(problem, device)
+assert "naive" in waves.families(problem, device)
 for m, n, k in ((300, 200, 48), (20, 20, 4), (1, 4096, 32), (512, 512, 512)):
-    assert model.pick(MatmulProblem(1, m, n, k, "float32", "float32"), device).family != "naive"
+    assert waves.pick(MatmulProblem(1, m, n, k, "float32", "float32"), device).family != "naive"
 batch = MatmulProblem(2, 8, 8, 8, "float16", "float16")
 assert "one matrix" in illegal(CONFIGS[0], batch, device)
 assert os.waitpid(child, 0)[1] == 0

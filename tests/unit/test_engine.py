@@ -24,11 +24,11 @@ import pytest
 from tests.commands import run as run_command
 from tests.unit import helpers_for_fork_servers as helpers
 from tests.unit.helpers_for_fork_servers import LONG_S, Fake, QuickWorkers, QuickWorkshop, config
+from tritile.choose import table
 from tritile.cli.tuning import ranks
 from tritile.core.device import HOST
 from tritile.core.problem import problem_key
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.planning import table
 from tritile.tuner.measure.engine import Rules, TuningTask, has_more, tune
 from tritile.tuner.measure.workers import PoolRunner, WorkerError, WorkerPool
 from tritile.tuner.search import Listed

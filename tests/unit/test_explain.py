@@ -13,6 +13,8 @@ import tritile
 import unseen
 from tests.ahead import later
 from tests.configs import pair, split, warpgroups
+from tritile.choose import gpu_tables, waves
+from tritile.choose.pick import Plan
 from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import target_device
@@ -24,8 +26,6 @@ from tritile.families.work import work_of
 from tritile.lab import explain as explaining
 from tritile.lab import traffic
 from tritile.lab.explain import config_like, occupancy, parts_us
-from tritile.planning import gpu_tables, model
-from tritile.planning.plans import Plan
 from tritile.runtime.ahead import Resources
 from tritile.tuner.store.trial import Trial
 
@@ -34,12 +34,12 @@ SQUARE = MatmulProblem(1, 1024, 1024, 1024, "bfloat16", "bfloat16")
 TILE = Config.of(family="tile", BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, num_warps=8, num_stages=3)
 SLOW = Config.of(family="tile", BLOCK_M=32, BLOCK_N=32, BLOCK_K=64, GROUP_M=8, num_warps=4, num_stages=3)
 STACKS = pytest.mark.stacks
-RANKED = functools.cache(model.ranked)  # a second for a product
+RANKED = functools.cache(waves.ranked)  # a second for a product
 
 
 @pytest.fixture(autouse=True)
 def _ranked_once(monkeypatch):
-    monkeypatch.setattr(model, "ranked", RANKED)
+    monkeypatch.setattr(waves, "ranked", RANKED)
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def test_tiles_never_ask_more():
     gaps = PermuteProblem.of((2048, 2048), (2048 * 16, 16), (2048, 1), 1)
     turned = PermuteProblem.of((2048, 2048), (16, 2048 * 16), (2048, 1), 1)
     for problem in (gaps, turned, PermuteProblem.transposed(3, 37, 391, 2)):
-        for config in model.ranked(problem, H200)[:200:40]:
+        for config in waves.ranked(problem, H200)[:200:40]:
             assert traffic.tiled(problem, config, H200).total < 1.35 * traffic.untiled(problem).total, config
 
 
@@ -221,7 +221,7 @@ def test_tiles_never_ask_more():
 )
 def test_permutation_tiles_of_kernels(m, n, size):
     problem = PermuteProblem.transposed(2, m, n, size)
-    for config in model.ranked(problem, H200)[::97]:
+    for config in waves.ranked(problem, H200)[::97]:
         (step,) = work_of(call_for(problem), config, H200.processors, early=False).steps
         assert traffic.tiling(problem, config, H200).tiles == math.prod(step.grid), config
 
@@ -288,10 +288,10 @@ def test_unknown_config_is_refused(text, fault):
 
 
 def test_config_by_some_parameters():
-    assert config_like("", SQUARE, H200) == model.pick(SQUARE, H200)
+    assert config_like("", SQUARE, H200) == waves.pick(SQUARE, H200)
     found = config_like("tile BLOCK_M=64, num_warps=8", SQUARE, H200)
     assert (found.family, found["BLOCK_M"], found.num_warps) == ("tile", 64, 8)
-    for config in model.ranked(SQUARE, H200)[:50:20]:
+    for config in waves.ranked(SQUARE, H200)[:50:20]:
         assert config_like(str(config), SQUARE, H200) == config
 
 

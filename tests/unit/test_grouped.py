@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tritile
+from tritile.choose import waves
 from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import target_device
@@ -19,7 +20,6 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, legal_configs
 from tritile.families.work import work_of
 from tritile.lab import baselines
-from tritile.planning import model
 from tritile.tune.subject import answers
 from tritile.tune.subject.operands import with_group_ends
 from tritile.tune.suites import SHIPPED, find
@@ -36,7 +36,7 @@ def test_a_plan_of_a_call():
     assert plan.source == "interpreter"
     assert plan.problem == GroupedProblem(3, 12, 5, 8, "float32", "float32", b_align=4, out_align=4)
     far = tritile.plan(ROWS, device=H200)
-    assert far.config == model.pick(ROWS, H200)
+    assert far.config == waves.pick(ROWS, H200)
     assert tritile.plan(tritile.grouped_matmul, B, B.mT.contiguous()).problem.op == "matmul"
     with pytest.raises(ShapeError, match="launches no kernel"):
         tritile.plan(tritile.grouped_matmul, A[:0], B, OFFS)
@@ -47,9 +47,9 @@ def test_figures_and_what_is_not_explained():
     assert rows.bytes == 2 * (16384 * 4096 + 64 * 4096 * 2048) + 4 * 16384 * 2048
     assert ROWS.flops == ROWS.even.flops == 2 * 16384 * 4096 * 2048
     assert ROWS.even.sizes == (64, 256, 2048, 4096)
-    assert illegal(model.pick(ROWS, H200), ROWS, H200) is None
+    assert illegal(waves.pick(ROWS, H200), ROWS, H200) is None
     fp8 = replace(ROWS, dtype="float8_e4m3fn", scaled=True)
-    assert "only torch" in illegal(model.pick(ROWS, H200), fp8, H200)
+    assert "only torch" in illegal(waves.pick(ROWS, H200), fp8, H200)
     with pytest.raises(UnsupportedError, match=r"`problem\.even`"):
         tritile.explain(ROWS, device=H200)
 

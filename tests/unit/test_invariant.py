@@ -8,6 +8,8 @@ import torch
 import tritile
 from tests.configs import numerics, of_groups, tile, tma, warpgroups
 from tests.wrong_calls import assert_refused, cases, recorded
+from tritile.choose import gpu_tables, pick, waves
+from tritile.choose.table import Entry, Table
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
@@ -16,8 +18,6 @@ from tritile.families.numerics import Numerics
 from tritile.families.registry import FAMILIES
 from tritile.families.space import canonical, legal_configs
 from tritile.ops.products import matmul_call
-from tritile.planning import gpu_tables, model, plans
-from tritile.planning.table import Entry, Table
 from tritile.tuner.store.trial import Trial
 from tritile.tuner.store.trials import store_of
 
@@ -155,7 +155,7 @@ def test_configs_are_left(kind, device):
 
 
 def test_stand_ins_sum_alike():
-    tried = {*model.screened(HALF, HOPPER, 8), plans.plan_for(HALF, HOPPER).config}
+    tried = {*waves.screened(HALF, HOPPER, 8), pick.plan_for(HALF, HOPPER).config}
     assert {numerics(config, HALF, HOPPER) for config in tried} == {canonical(HALF, HOPPER)}
 
 
@@ -186,11 +186,17 @@ def remember(problem, config, us):
 
 
 def planned(problem, mode=None):
-    found = plans.plan_for(problem, HOPPER, mode)
+    found = pick.plan_for(problem, HOPPER, mode)
     return found and (found.source, found.config)
 
 
-def test_plans_take_measured_sums():
+@pytest.fixture
+def unpredicted(monkeypatch):
+    """Nothing predicts."""
+    monkeypatch.setattr(gpu_tables, "predictor", lambda name, device: None)
+
+
+def test_plans_take_measured_sums(unpredicted):
     remember(FREE, OTHER, 1.0)
     assert planned(FREE) == ("exact", OTHER)
     assert planned(HALF)[0] == "model"
@@ -202,7 +208,7 @@ def test_plans_take_measured_sums():
     assert planned(HALF) == planned(HALF, "tune") == ("exact", tile(64, 128, 64))
 
 
-def test_shipped_configs_that_sum_alike(monkeypatch):
+def test_shipped_configs_that_sum_alike(unpredicted, monkeypatch):
     for config, source in ((OTHER, "model"), (GOOD, "table")):
         digests = {"matmul/tile": FAMILIES["matmul"]["tile"].digest}
         shipped = Table(HOPPER.to_dict(), digests, (Entry(FREE, config, 1.0),))

@@ -11,6 +11,7 @@ import torch
 import triton
 
 from tests.configs import packed_weights, tma
+from tritile.choose import pick, waves
 from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import compiler_version, target_device
@@ -22,7 +23,6 @@ from tritile.families.matmul_tile import family as tile
 from tritile.families.space import legal_configs
 from tritile.families.work import lowered, pieces_of, work_of, workspace_bytes
 from tritile.ops.products import matmul_call
-from tritile.planning import model, plans
 from tritile.runtime import ahead, launch, native
 from tritile.runtime.counters import Allocation
 from tritile.runtime.work import COUNTERS, Buffer, Descriptor, Workspace, laid_out
@@ -193,7 +193,7 @@ def test_batch_pieces_share_workspace(monkeypatch):
     a, b = (torch.empty(4, 256, 256 + pad, dtype=torch.bfloat16)[..., :256] for pad in (1, 0))
     call = matmul_call(a, b, torch.empty(4, 256, 256, dtype=torch.bfloat16), "ieee")
     copied = 256 * 256 * 2  # a
-    one = plans.Plan(replace(SMALL, m=256, n=256, k=256, a_align=2), by_descriptor(), "model", HOPPER)
+    one = pick.Plan(replace(SMALL, m=256, n=256, k=256, a_align=2), by_descriptor(), "model", HOPPER)
     assert f"{one.workspace} bytes of workspace" in repr(one)
     assert one.workspace == copied
     assert replace(one, config=TINY).workspace == 0
@@ -250,7 +250,7 @@ OPERATIONS = [
 def test_early_starters_wait(problem, starts):
     call = call_for(problem)
     early = 0
-    for family in model.families(problem, HOPPER):
+    for family in waves.families(problem, HOPPER):
         config = legal_configs(problem, HOPPER, family)[0]
         for step in work_of(call, config, 132, starts).steps:
             waits = step.args.get("WAIT", False)

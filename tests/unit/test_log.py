@@ -14,6 +14,7 @@ import triton.language as tl
 
 import tritile
 from tests.configs import tile
+from tritile.choose import pick
 from tritile.core import log
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
@@ -22,7 +23,6 @@ from tritile.families import launching
 from tritile.families.matmul_tile.kernel import matmul_tile
 from tritile.ops import request as ops_request
 from tritile.ops.products import matmul_call
-from tritile.planning import plans
 from tritile.runtime import compiles
 from tritile.tuner.decorated import TunableKernel
 from tritile.tuner.measure import engine, workers
@@ -46,7 +46,7 @@ def records(caplog, monkeypatch):
     caplog.set_level("DEBUG", "tritile")
     monkeypatch.setattr(compiles, "_listening", False)
     monkeypatch.setattr(triton.knobs.compilation, "listener", None)
-    plans.forget()
+    pick.forget()
     found, handler = [], logging.Handler()
     handler.emit = found.append
     monkeypatch.setattr(logging.getLogger("tritile"), "handlers", [handler])
@@ -91,14 +91,14 @@ def test_silent_below_level_and_traced(records, caplog):
 
 
 def test_plan_logged_once(records):
-    plan = plans.plan_for(PROBLEM, HOPPER)
-    plans.plan_for(PROBLEM, HOPPER)
+    plan = pick.plan_for(PROBLEM, HOPPER)
+    pick.plan_for(PROBLEM, HOPPER)
     (record,) = records
     known = {"problem": PROBLEM.label, "config": str(plan.config), "source": plan.source, "us": plan.us}
     assert facts(record) == ("plan", "INFO", known | {"device": HOPPER.name, "seconds": record.seconds})
     assert record.seconds > 0
     with tritile.mode("off"):
-        plans.plan_for(PROBLEM, HOPPER)
+        pick.plan_for(PROBLEM, HOPPER)
     assert [each.source for each in records[1:]] == ["model"]
 
 

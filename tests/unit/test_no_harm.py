@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import tritile
+from tritile.choose import aten, gpu_tables, pick
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.errors import NotTunedError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import legal_configs
-from tritile.planning import aten, gpu_tables, plans
 from tritile.tuner.store.trial import TORCH, Trial
 from tritile.tuner.store.trials import store_of
 
@@ -109,7 +109,7 @@ def test_modes_without_torch_run_ours():
 
 
 def test_modes_that_want_measurements_still_do():
-    assert plans.plan_for(PLAIN, A100, "tune", True) is None
+    assert pick.plan_for(PLAIN, A100, "tune", True) is None
     with pytest.raises(NotTunedError), tritile.mode("strict"):
         tritile.plan("matmul", X, W.mT, device=A100)
 
@@ -122,13 +122,13 @@ def remember(config, us, problem=PLAIN, error=0.0):
 def test_what_was_measured_decides_for_itself():
     ours: Config = legal_configs(PLAIN, A100)[0]
     remember(ours, 20.0)
-    plans.forget()
-    plan = plans.plan_for(PLAIN, A100, "cached", True)
+    pick.forget()
+    plan = pick.plan_for(PLAIN, A100, "cached", True)
     assert (plan.config, plan.source) == (ours, "exact")
-    assert plans.plan_for(replace(PLAIN, m=8), A100, "cached", True).source == "torch"
+    assert pick.plan_for(replace(PLAIN, m=8), A100, "cached", True).source == "torch"
     remember(aten.CONFIG, 10.0)
-    plans.forget()
-    plan = plans.plan_for(PLAIN, A100, "cached", True)
+    pick.forget()
+    plan = pick.plan_for(PLAIN, A100, "cached", True)
     assert (plan.config, plan.source, plan.other_us) == (aten.CONFIG, "exact", 20.0)
 
 
@@ -142,6 +142,6 @@ LIKE = [
 @pytest.mark.parametrize(("name", "processors", "gbps"), LIKE)
 def test_similar_gpu_has_predictions(name, processors, gbps):
     device = replace(H200, name=name, processors=processors, memory_gbps=gbps)
-    plan = plans.plan_for(replace(PLAIN, m=1001), device, "cached", True)
+    plan = pick.plan_for(replace(PLAIN, m=1001), device, "cached", True)
     assert plan.source == "predicted"
     assert plan.other_us is not None

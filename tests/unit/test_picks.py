@@ -6,8 +6,8 @@ import pytest
 import triton
 
 from tests import picks
+from tritile.choose.classes import MEASURED, class_of
 from tritile.families.registry import ALL
-from tritile.planning.classes import MEASURED, class_of
 
 
 @pytest.mark.skipif(f'"{triton.__version__}"' not in picks.FILE.read_text(), reason="picks of another Triton")

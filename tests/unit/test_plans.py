@@ -7,18 +7,17 @@ import pytest
 import torch
 
 import tritile
+from tests.predictors import made
 from tests.unit.conftest import forget_tables
+from tritile.choose import gpu_tables, pick, predictor, waves
+from tritile.choose.table import Entry, Table, write
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.errors import DeviceError, InvalidValueError, NotTunedError, ShapeError
-from tritile.families.common.cost import Constants
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import legal_configs
-from tritile.planning import gpu_tables, model, plans
-from tritile.planning.portfolio import Loss, Portfolio
-from tritile.planning.table import Entry, Table, write
 from tritile.tune.subject.problem import is_tuned, task_of
 from tritile.tuner.store.trial import Trial
 from tritile.tuner.store.trials import store_of
@@ -27,7 +26,7 @@ H200, A100 = target_device("nvidia-h200"), target_device("sm_80")
 PRODUCT = MatmulProblem(1, 777, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
 TURNED = PermuteProblem.transposed(1, 1024, 1024, 8)  # of few configs
 OLD = dict.fromkeys(digests(), "0" * 16)
-pick = functools.cache(model.pick)  # to rank a space of products takes long
+modelled = functools.cache(waves.pick)  # to rank a space of products takes long
 
 
 def tile(m=64, n=64, k=32, group=8, family="tile", **rest):
@@ -38,7 +37,7 @@ PINNED, MEASURED, SLOWER, TABLED, PICK = (tile(group=group) for group in (1, 2, 
 ILLEGAL = [
     tile(m=8), tile(m=512, n=512), tile(family="other"), tile(k=128, num_stages=8), Config.of(BLOCK_M=1)
 ]  # fmt: skip
-OWN = {"bf16_nt": Portfolio("bf16_nt", (PICK,), (Constants(),), Loss(100, 0.01, 0.05, 0.2))}
+OWN = made("bf16_nt", [PICK], H200)
 CONFIGS = {"pinned": PINNED, "exact": MEASURED, "table": TABLED, "predicted": PICK}
 
 
@@ -50,15 +49,16 @@ def remember(config, us, problem=PRODUCT, **rest):
 @pytest.fixture
 def there(folder, tmp_path, monkeypatch):
     """Puts what its words name where plans look for it."""
-    monkeypatch.setattr(model, "pick", pick)
+    monkeypatch.setattr(waves, "pick", modelled)
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
 
     def put(words):
         shipped = Table(H200.to_dict(), OLD if "old shipped" in words else digests(), ())
         if "table" in words:
             shipped = replace(shipped, entries=(Entry(PRODUCT, TABLED, 11.0),))
-        if "portfolio" in words:
-            shipped = replace(shipped, portfolios=OWN)
+        if "predictor" in words:
+            of = replace(OWN, kernels=OLD) if "old predictor" in words else OWN
+            predictor.write(of, folder / "products.predictor.json")
         if "measured" in words:  # slower than the table says, yet here
             remember(SLOWER, 30.0)
             remember(MEASURED, 20.0)
@@ -75,10 +75,7 @@ def there(folder, tmp_path, monkeypatch):
         if "pin" in words:
             device = A100 if "another GPU" in words else H200
             pinned = Table(device.to_dict(), OLD if "old pin" in words else digests(), ())
-            if "pinned portfolio" in words:
-                pinned = replace(pinned, portfolios=OWN)
-            else:
-                pinned = replace(pinned, entries=(Entry(PRODUCT, PINNED, 9.0),))
+            pinned = replace(pinned, entries=(Entry(PRODUCT, PINNED, 9.0),))
             write(pinned, tmp_path / "pinned.json")
             monkeypatch.setenv("TRITILE_TABLE", str(tmp_path / "pinned.json"))
         forget_tables()
@@ -93,14 +90,13 @@ CASES = {  # by mode: cached, strict, tune, off
     "illegal, measured": ("exact", "exact", "exact", "model"),
     "table": ("table", "table", None, "model"),
     "old shipped table": ("table", NotTunedError, None, "model"),
-    "portfolio": ("predicted", "predicted", None, "model"),
-    "old shipped portfolio": ("predicted", NotTunedError, None, "model"),
-    "table, portfolio": ("table", "table", None, "model"),
-    "measured, table, portfolio": ("exact", "exact", "exact", "model"),
+    "predictor": ("predicted", "predicted", None, "model"),
+    "old predictor": ("predicted", NotTunedError, None, "model"),
+    "table, predictor": ("table", "table", None, "model"),
+    "measured, table, predictor": ("exact", "exact", "exact", "model"),
     "pin, measured, table": ("pinned", "pinned", "pinned", "model"),
     "old pin, measured": ("pinned", "exact", "pinned", "model"),
     "pin of another GPU, measured": ("exact", "exact", "exact", "model"),
-    "pinned portfolio": ("predicted", "predicted", None, "model"),
 }
 
 
@@ -110,50 +106,31 @@ def test_plan_of_first_source(there, words):
     for mode, source in zip(("cached", "strict", "tune", "off"), CASES[words], strict=True):
         if source is NotTunedError:
             with pytest.raises(NotTunedError, match=f"{PRODUCT.label} on NVIDIA H200"):
-                plans.plan_for(PRODUCT, H200, mode)
+                pick.plan_for(PRODUCT, H200, mode)
             continue
-        plan = plans.plan_for(PRODUCT, H200, mode)
+        plan = pick.plan_for(PRODUCT, H200, mode)
         assert (plan and plan.source) == source, mode
         if plan is not None:
-            config = CONFIGS.get(source) or pick(PRODUCT, H200)
+            config = CONFIGS.get(source) or modelled(PRODUCT, H200)
             assert plan.config == config
-            own = source == "predicted" and words == "pinned portfolio"
-            assert ("pinned" in plan.why) == (source == "pinned" or own)
+            assert ("pinned" in plan.why) == (source == "pinned")
             assert plan.current == ("old" not in words or source in ("exact", "model"))
 
 
 def test_pin_says_what_it_hides(there, monkeypatch, tmp_path):
     there("pin, measured")
-    plan = plans.plan_for(PRODUCT, H200, "cached")
+    plan = pick.plan_for(PRODUCT, H200, "cached")
     assert plan.why.endswith(f"; not used is {MEASURED}, 20.0 us measured on {H200.name}")
     remember(PINNED, 15.0)
-    plans.forget()
-    assert "not used" not in plans.plan_for(PRODUCT, H200, "cached").why  # it is what runs
+    pick.forget()
+    assert "not used" not in pick.plan_for(PRODUCT, H200, "cached").why  # it is what runs
     path = tmp_path / "pinned.json"
     path.write_text(path.read_text().replace('"us": 9.0', '"us": null'))
     forget_tables()
     remember(MEASURED, 12.0)
-    plans.forget()
-    plan = plans.plan_for(PRODUCT, H200, "cached")
+    pick.forget()
+    plan = pick.plan_for(PRODUCT, H200, "cached")
     assert (plan.config, plan.source) == (MEASURED, "exact")
-
-
-def test_pinned_portfolio_hides_measured(there):
-    there("pinned portfolio")
-    assert "hides" not in plans.plan_for(PRODUCT, H200, "cached").why
-    write(Table(H200.to_dict(), digests(), (), OWN), gpu_tables.calibrated_path(H200))
-    plans.forget()
-    why = plans.plan_for(PRODUCT, H200, "cached").why
-    assert why.endswith("; the pinned table hides the portfolio that was measured on this machine")
-
-
-def test_pinned_shortlist_hides_nothing(there, monkeypatch, tmp_path):
-    there("portfolio")
-    write(Table(H200.to_dict(), digests(), (), {}, OWN), tmp_path / "pinned.json")
-    monkeypatch.setenv("TRITILE_TABLE", str(tmp_path / "pinned.json"))
-    plan = plans.plan_for(PRODUCT, H200, "cached")
-    assert (plan.source, plan.config) == ("predicted", PICK)
-    assert f"measured on {H200.name}" in plan.why
 
 
 def test_pinned_predictions_refused(there, tmp_path):
@@ -162,36 +139,37 @@ def test_pinned_predictions_refused(there, tmp_path):
     path.write_text(path.read_text().replace("{", '{"measured": false, ', 1))
     forget_tables()
     with pytest.raises(InvalidValueError, match=r"TRITILE_TABLE: .*pinned\.json holds predictions"):
-        plans.plan_for(PRODUCT, H200, "cached")
+        pick.plan_for(PRODUCT, H200, "cached")
 
 
 def test_missing_pinned_file_is_error(there, monkeypatch):
     there("measured")
     monkeypatch.setenv("TRITILE_TABLE", "/no/such/file")
     with pytest.raises(InvalidValueError, match="/no/such/file"):
-        plans.plan_for(PRODUCT, H200, "cached")
+        pick.plan_for(PRODUCT, H200, "cached")
 
 
 def test_calibration_before_shipped(there):
     there("nothing")
-    path = gpu_tables.calibrated_path(H200)
-    write(Table(H200.to_dict(), digests(), (), OWN), path)
-    plan = plans.plan_for(PRODUCT, H200, "cached")
+    path = gpu_tables.calibrated_path(H200, "products")
+    path.parent.mkdir(exist_ok=True)
+    predictor.write(OWN, path)
+    plan = pick.plan_for(PRODUCT, H200, "cached")
     assert (plan.source, plan.config) == ("predicted", PICK)
     assert "measured here" in plan.why
-    path.write_text("no table")
+    path.write_text("nothing")
     tritile.forget()
-    with pytest.warns(tritile.errors.StoreWarning, match="portfolios are not used"):
-        assert plans.plan_for(PRODUCT, H200, "cached").source == "model"
+    with pytest.warns(tritile.errors.StoreWarning, match="a predictor is not used"):
+        assert pick.plan_for(PRODUCT, H200, "cached").source == "model"
 
 
 def test_a_plan_is_remembered_until_forgotten(there):
     there("nothing")
-    first = plans.plan_for(PRODUCT, H200)
+    first = pick.plan_for(PRODUCT, H200)
     remember(MEASURED, 20.0)
-    assert plans.plan_for(PRODUCT, H200) is first
+    assert pick.plan_for(PRODUCT, H200) is first
     tritile.forget()
-    found = plans.plan_for(PRODUCT, H200)
+    found = pick.plan_for(PRODUCT, H200)
     assert (found.source, found.config, found.us) == ("exact", MEASURED, 20.0)
 
 
@@ -199,7 +177,7 @@ def test_checked_answer_is_incumbent(there):
     """Quick looks of every family are not enough."""
     there("nothing")
     first, second = legal_configs(TURNED, H200, "tile")[:2]
-    for config in (first, *(legal_configs(TURNED, H200, name)[0] for name in model.families(TURNED, H200))):
+    for config in (first, *(legal_configs(TURNED, H200, name)[0] for name in waves.families(TURNED, H200))):
         remember(config, 10.0, TURNED)
     assert not is_tuned(TURNED, H200)
     assert task_of(TURNED, H200).incumbent is None

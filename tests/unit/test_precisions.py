@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import tritile
+from tritile.choose import pick
+from tritile.choose.pick import error_words
 from tritile.core.device import target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem
 from tritile.families import numerics
 from tritile.families.fp16x3.lowering import error_bound, suits_fp16x3
 from tritile.nn.exchanged import PARTS_AHEAD
 from tritile.ops.request import request_of
-from tritile.planning import plans
-from tritile.planning.plans import error_words
 
 HOPPER = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 1024, 1024, 1024, "float32", "float32")  # in the H200's table
@@ -98,13 +98,13 @@ def test_error_words_are_bounds():
 
 
 def test_plan_says_precision():
-    plan = plans.plan_for(PROBLEM, HOPPER)
+    plan = pick.plan_for(PROBLEM, HOPPER)
     assert repr(plan).endswith("\n  means   ieee: plain fp32; error at most torch's fp32")
     assert "error at most torch" in plan._repr_html_()
     halves = replace(PROBLEM, dtype="bfloat16", out_dtype="bfloat16")
-    assert "means" not in repr(plans.plan_for(halves, HOPPER))
+    assert "means" not in repr(pick.plan_for(halves, HOPPER))
     groups = GroupedProblem(4, 256, 256, 256, "float32", "float32", precision="tf32")
-    assert repr(plans.plan_for(groups, HOPPER)).endswith("means   tf32: one product in TF32 on tensor cores")
+    assert repr(pick.plan_for(groups, HOPPER)).endswith("means   tf32: one product in TF32 on tensor cores")
 
 
 ROOT = Path(tritile.__file__).parents[1]

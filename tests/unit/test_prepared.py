@@ -7,12 +7,12 @@ import torch
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
+from tritile.choose import pick, waves
 from tritile.core.device import target_device
 from tritile.errors import DtypeError, TuningError, UnsupportedError
 from tritile.families import launching
 from tritile.ops import request as ops_request
 from tritile.ops.products import matmul_call
-from tritile.planning import model, plans
 from tritile.runtime import launch
 from tritile.runtime.work import Step, Work
 
@@ -24,7 +24,7 @@ def call(monkeypatch):
     monkeypatch.setattr(ops_request.devices, "gpu", lambda index: HOPPER)
     shapes = (64, 65536), (65536, 64), (64, 64)  # faster by tritile, says the table
     a, b, out = (torch.empty(shape, dtype=torch.bfloat16) for shape in shapes)
-    plans.forget()
+    pick.forget()
     return matmul_call(a, b, out, "ieee")
 
 
@@ -44,20 +44,20 @@ def preparing(monkeypatch, fail):
 
 @pytest.mark.parametrize("by_torch", [False, True])
 def test_first_call_planned_once(call, monkeypatch, by_torch):
-    tried, planned, choose = preparing(monkeypatch, fail=0), [], plans._chosen
-    monkeypatch.setattr(plans, "_chosen", lambda *given: planned.append(given) or choose(*given))
-    monkeypatch.setattr(model, "screened", lambda *_: pytest.fail("the space was ranked for nothing"))
+    tried, planned, choose = preparing(monkeypatch, fail=0), [], pick._chosen
+    monkeypatch.setattr(pick, "_chosen", lambda *given: planned.append(given) or choose(*given))
+    monkeypatch.setattr(waves, "screened", lambda *_: pytest.fail("the space was ranked for nothing"))
     assert not (by_torch and ops_request.is_by_aten(call.problem, 0))
     found = ops_request.prepared(call, by_torch)
     assert len(tried) == len(planned) == 1
-    assert found == plans.plan_for(call.problem, HOPPER).config
+    assert found == pick.plan_for(call.problem, HOPPER).config
 
 
 def test_failing_config_gives_way(call, monkeypatch):
     tried = preparing(monkeypatch, fail=3)
     assert ops_request.prepared(call) == tried[3]
-    wanted = [plans.plan_for(call.problem, HOPPER).config]
-    wanted += [config for config in model.screened(call.problem, HOPPER, 8) if config not in wanted]
+    wanted = [pick.plan_for(call.problem, HOPPER).config]
+    wanted += [config for config in waves.screened(call.problem, HOPPER, 8) if config not in wanted]
     assert tried == wanted[:4]
 
 

@@ -33,11 +33,11 @@ from tests.unit.test_described import (
     test_scales,
     test_the_imaginary_part_of_a_conjugate,
 )
+from tritile.choose import aten
 from tritile.core.device import HOST
 from tritile.errors import HostWarning
 from tritile.families import launching
 from tritile.ops import request as ops_request
-from tritile.planning import aten
 
 __all__ = [
     "test_expanded_overlapping_and_shared_operands",

@@ -19,10 +19,13 @@ from pathlib import Path
 import pytest
 
 import adopted
+import choices
 import cost
 import kinds
+import train
 from tests.commands import SCRIPTS, scripts
-from tritile.planning import table
+from tritile.choose import predictor, table
+from unseen import draw, draw_by_time
 
 ROOT = Path(__file__).parents[2]
 TUNING = ROOT / "tuning"
@@ -79,10 +82,49 @@ def test_help(name, shown):
         scripts()[f"{name}.py"].make_context(name, arguments)
 
 
+def few_sizes(folder):
+    """Nine sizes of a sweep."""
+    lines = gzip.decompress((TUNING / "sweeps" / "int8.jsonl.gz").read_bytes()).splitlines()[:10]
+    folder.mkdir(exist_ok=True)
+    (folder / "int8.jsonl.gz").write_bytes(gzip.compress(b"\n".join(lines)))
+
+
+def test_train(tmp_path, monkeypatch, capsys):
+    """What is told of sizes left out, and what is written, of nine sizes."""
+    few_sizes(tmp_path / "sweeps")
+    monkeypatch.setattr(train, "ROOT", tmp_path)
+    for words in (["--check"], ["--check", "--beyond"], ["--output", str(tmp_path)]):
+        monkeypatch.setattr("sys.argv", ["train.py", "products", "--steps", "4", *words])
+        train.main()
+        told = capsys.readouterr().out
+        assert ("NVIDIA H200" in told and "int8" in told) or "--beyond" in words
+        assert (tmp_path / "products.predictor.json").exists() == ("--output" in words)
+    made = predictor.read(tmp_path / "products.predictor.json")
+    assert made.classes["int8"].gpus == ("NVIDIA H200",)
+    assert made.versions == train.VERSIONS
+
+
+def test_choices(tmp_path, monkeypatch, capsys):
+    """Plans of drawn sizes; those of other seeds are not compared; and what lines say."""
+    monkeypatch.setattr(choices, "DRAWS", range(1, 2))
+    monkeypatch.setattr(choices, "draw", lambda seed: draw(seed, 2, 2))
+    monkeypatch.setattr(choices, "draw_by_time", lambda seed: draw_by_time(seed, 2))
+    rows = list(choices.plans("nvidia-h200", "3.6.0"))
+    assert [row["drawn"] for row in rows] == ["time", "time", "size", "size", "size", "size"]
+    monkeypatch.setenv("TRITILE_SEED", "another")
+    with pytest.raises(SystemExit, match="other sizes"):
+        list(choices.timed(rows, list(choices.plans("nvidia-h200", "3.6.0")), 1.0, choices.SIDES))
+    line = rows[2] | {"called_before": 10.0, "called_after": 8.0}
+    (tmp_path / "choices.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (line, rows[3])))
+    monkeypatch.setattr("sys.argv", ["choices.py", "--tell", str(tmp_path / "choices.jsonl")])
+    choices.main()
+    (told,) = capsys.readouterr().out.splitlines()
+    assert "called matmul drawn by size: 1 differ, by time +25.00%, mean +25.00%" in told
+
+
 def test_cost(tmp_path, monkeypatch, capsys):
     """Constants are fitted to half of nine sizes, and reported at the others."""
-    lines = gzip.decompress((TUNING / "sweeps" / "int8.jsonl.gz").read_bytes()).splitlines()[:10]
-    (tmp_path / "int8.jsonl.gz").write_bytes(gzip.compress(b"\n".join(lines)))
+    few_sizes(tmp_path)
     monkeypatch.setattr(cost, "GPUS", {"H200": (tmp_path,)})
     monkeypatch.setattr("sys.argv", ["cost.py", "--steps", "1", "--sizes", "4"])
     monkeypatch.setattr(cost.product_us, "__defaults__", cost.product_us.__defaults__)

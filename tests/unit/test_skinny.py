@@ -1,4 +1,4 @@
-"""Choosing families of few rows: configs, formulas, and when they run in place of a portfolio's pick."""
+"""Choosing families of few rows: configs, formulas, and when they run in place of a predicted pick."""
 
 import itertools
 from dataclasses import replace
@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from tests import configs
+from tritile.choose import pick, waves
+from tritile.choose.predictor import RACED
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
 from tritile.core.fields import alignment
@@ -16,8 +18,6 @@ from tritile.families.skinny import family_k, family_n
 from tritile.families.space import illegal, legal_configs
 from tritile.lab import traffic
 from tritile.lab.explain import FMA, parts_us
-from tritile.planning import model, plans
-from tritile.planning.portfolio import RACED
 
 H200 = target_device("nvidia-h200")
 ALONG_N = MatmulProblem(1, 1, 6144, 3072, "bfloat16", "bfloat16")
@@ -36,7 +36,7 @@ FP32 = {"dtype": "float32", "out_dtype": "float32"}
 
 
 def own(name, problem, device=H200):
-    return [config for config in model.outside_portfolios(problem, device) if config.family == name]
+    return [config for config in waves.with_margins(problem, device) if config.family == name]
 
 
 def sized(name, m, n, k, dtype="bfloat16"):
@@ -109,24 +109,24 @@ def test_impossible_configs_say_why(name):
 @by_family
 def test_odd_weight_runs_skinny(name):
     problem = POSED[name][1]
-    plan = plans.plan_for(problem, H200, "cached")
+    plan = pick.plan_for(problem, H200, "cached")
     assert plan.config.family == name
     assert f"by the formula of {name}" in plan.why
-    assert "the portfolio's best config is predicted to take" in plan.why
-    strict = plans.plan_for(problem, H200, "strict")
-    assert (strict.config, strict.source) == (plans.by_portfolio(problem, H200).config, "predicted")
+    assert f"{pick.by_predictor(problem, H200).config} is predicted to take" in plan.why
+    strict = pick.plan_for(problem, H200, "strict")
+    assert (strict.config, strict.source) == (pick.by_predictor(problem, H200).config, "predicted")
     assert strict.config.family != name
 
 
 def test_off_and_tune_modes():
     """Off asks the model; mode tune also races two skinny configs."""
-    off = plans.plan_for(ODD, H200, "off")
-    assert (off.config, off.source) == (model.pick(ODD, H200), "model")
+    off = pick.plan_for(ODD, H200, "off")
+    assert (off.config, off.source) == (waves.pick(ODD, H200), "model")
     assert off.config.family == family_k.NAME
-    likely = plans.likely(ODD, H200, RACED)
-    assert likely[RACED:] == model.outside_portfolios(ODD, H200)[:2]
+    likely = pick.likely(ODD, H200, RACED)
+    assert likely[RACED:] == waves.with_margins(ODD, H200)[:2]
     assert family_k.NAME not in {config.family for config in likely[:RACED]}
-    assert family_k.NAME not in {config.family for config in plans.likely(replace(ODD, m=9), H200, RACED)}
+    assert family_k.NAME not in {config.family for config in pick.likely(replace(ODD, m=9), H200, RACED)}
 
 
 @pytest.mark.parametrize("name", [family_k.NAME, family_n.NAME])
@@ -173,4 +173,4 @@ def test_parts_count_as_traffic():
     alone = own(family_n.NAME, short)[0]
     assert family_n.parts(alone, short, H200.processors) == 1
     assert traffic.tiling(short, alone, H200).partials == 0
-    assert 0 < model.predict_us(alone, short, H200) < model.predict_us(config, ODD_N, H200)
+    assert 0 < waves.predict_us(alone, short, H200) < waves.predict_us(config, ODD_N, H200)

@@ -9,8 +9,8 @@ import pytest
 import triton
 
 import tritile
+from tritile.choose import gpu_tables, predictor
 from tritile.core.source import source_hash
-from tritile.planning import table
 
 HELPER = """
 import triton
@@ -238,11 +238,7 @@ def test_digests_across_processes(package, tmp_path, server):
     assert answers.get() == digest != plain
 
 
-MEASURED = sorted((Path(tritile.__file__).parent / "tables").glob("nvidia-*.json"))
-
-
-@pytest.mark.parametrize("file", MEASURED, ids=lambda file: file.stem)
-def test_shipped_portfolios_current(file):
-    read = table.read(file)
-    assert read.portfolios
-    assert read.current_portfolios() == read.portfolios
+@pytest.mark.parametrize("what", gpu_tables.WHAT)
+def test_shipped_predictors_are_current(what):
+    found = predictor.read(Path(tritile.__file__).parent / "tables" / f"{what}.predictor.json")
+    assert all(map(found.is_current_class, found.classes))

@@ -9,6 +9,7 @@ import pytest
 
 from tests.configs import split
 from tests.interleaved import Turns
+from tritile.choose import waves
 from tritile.core.call import call_for
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
@@ -16,7 +17,6 @@ from tritile.families.common.cost import TURNS
 from tritile.families.matmul_wgmma import kernel
 from tritile.families.matmul_wgmma.family import tail_of
 from tritile.families.work import work_of
-from tritile.planning import model
 
 H200 = target_device("nvidia-h200")
 DEEP = MatmulProblem(1, 1011, 576, 22528, "bfloat16", "bfloat16")
@@ -56,7 +56,7 @@ def test_room_and_counters_of_parts():
 
 def test_parts_save_part_waves():
     whole = split(128, 128, 2, 6).derived(pair for pair in OWN.kwargs if pair[0] != "SPLIT_TAIL")
-    assert model.predict_us(OWN, DEEP, H200) < 0.6 * model.predict_us(whole, DEEP, H200)
+    assert waves.predict_us(OWN, DEEP, H200) < 0.6 * waves.predict_us(whole, DEEP, H200)
 
 
 class Meeting:

@@ -12,6 +12,7 @@ import torch
 
 import tritile
 from tests.mock_gpu import event_class
+from tritile.choose import aten, pick
 from tritile.core.config import ATEN, Config
 from tritile.core.device import target_device
 from tritile.errors import OverlapError, TuningError
@@ -19,7 +20,6 @@ from tritile.families import launching
 from tritile.ops import memo
 from tritile.ops import request as ops_request
 from tritile.ops import spread as ops_spread
-from tritile.planning import aten, plans
 from tritile.tune import spread as own
 from tritile.tune.subject import problem as subject
 from tritile.tuner import spread
@@ -161,7 +161,7 @@ def others(gpu):
 
 
 def likely():
-    return plans.likely(plan_of().problem, H200, 8)
+    return pick.likely(plan_of().problem, H200, 8)
 
 
 def added(gpu, guess):
@@ -323,8 +323,8 @@ def test_what_is_known_is_not_measured(gpu, monkeypatch, how):
         store_of(H200).add(subject.FAMILIES["matmul"][config.family].digest, trial)
         store_of(H200).add(TORCH, Trial(problem, aten.CONFIG, 90.0, measured_utc="2026-01-01"))
     elif how == "table":
-        known = plans.Plan(problem, config, "table", H200)
-        monkeypatch.setattr(plans, "tabled", lambda problem, device: known)
+        known = pick.Plan(problem, config, "table", H200)
+        monkeypatch.setattr(pick, "tabled", lambda problem, device: known)
     tritile.forget()
     with tritile.mode("cached") if how == "other mode" else contextlib.nullcontext():
         calls(3)
@@ -337,15 +337,15 @@ def test_what_ranks_agreed_on_is_measured_for_the_next_sync(gpu, monkeypatch):
     """It takes turns, and runs until then."""
     agreed, fastest, *_ = likely()
     gpu.times = gpu.timed = {agreed: 90.0, fastest: 70.0}
-    choice = plans.sync.Choice(agreed, "predicted")
-    monkeypatch.setattr(plans.sync, "agreed", lambda *_: choice)
+    choice = pick.sync.Choice(agreed, "predicted")
+    monkeypatch.setattr(pick.sync, "agreed", lambda *_: choice)
     tritile.forget()
     calls(1)
     gpu.search()
     calls(300)
     assert gpu.ran[0] == gpu.ran[-1] == agreed
     assert fastest in gpu.ran
-    assert plans.best_of(plans.trials(plan_of().problem, H200)).config == fastest
+    assert pick.best_of(pick.trials(plan_of().problem, H200)).config == fastest
     assert (len(memo.CALLS), gpu.waiting) == (1, [])
 
 
@@ -374,7 +374,7 @@ def test_config_that_is_refused_loses_its_turns(gpu):
     gpu.refused.add(first)
     calls(1000)
     assert gpu.ran[-1] == second
-    (failed,) = [trial for trial in plans.trials(plan_of().problem, H200) if trial.failure]
+    (failed,) = [trial for trial in pick.trials(plan_of().problem, H200) if trial.failure]
     assert failed.config == first
     assert len(gpu.ran) == 1001
 
@@ -533,7 +533,7 @@ def test_transposes(gpu):
 
 def test_guess_stays_in_a_tie(gpu):
     """With torch's kernel, which would run if the store held the same time for both."""
-    a, b = torch.empty(2000, 2048, dtype=torch.bfloat16), torch.empty(2048, 4096, dtype=torch.bfloat16)
+    a, b = torch.empty(2000, 2056, dtype=torch.bfloat16), torch.empty(2056, 4099, dtype=torch.bfloat16)
     guess, gpu.noise = plan_of(a, b).config, 0.0
     assert guess != aten.CONFIG
     calls(1, a, b)

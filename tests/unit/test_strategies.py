@@ -11,13 +11,13 @@ import pytest
 
 from figures import recorded
 from tritile import Space, errors
+from tritile.choose import waves
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, legal_configs
-from tritile.planning import model
 from tritile.tune.subject.problem import ProblemSpace
 from tritile.tuner.measure.engine import Rules, proposed
 from tritile.tuner.search import OPENING, Listed, exhaustive, leaders, screening
@@ -156,19 +156,19 @@ def test_list_tried_in_order():
 def test_problem_space_legal_and_ordered(problem):
     space = ProblemSpace(problem, H200)
     opening = space.opening(OPENING)
-    assert list(space.configs()) == model.ranked(problem, H200)
+    assert list(space.configs()) == waves.ranked(problem, H200)
     assert set(space.configs()) == set(legal_configs(problem, H200))
-    times = [model.predict_us(config, problem, H200) for config in space.configs()]
+    times = [waves.predict_us(config, problem, H200) for config in space.configs()]
     assert times == sorted(times)
     assert 0 < times[0] <= times[-1] < math.inf
     assert len(opening) == len(set(opening)) == OPENING
-    assert model.pick(problem, H200) in opening
-    assert len({model.shape_of(config) for config in opening}) >= 4
+    assert waves.pick(problem, H200) in opening
+    assert len({waves.shape_of(config) for config in opening}) >= 4
     for config in opening[:4]:
         steps = space.neighbours(config)
         assert len(steps) >= 4
         assert config not in steps
-        predicted = [model.predict_us(step, problem, H200) for step in steps]
+        predicted = [waves.predict_us(step, problem, H200) for step in steps]
         assert predicted == sorted(predicted)
         for step in steps:
             assert step in space
@@ -180,12 +180,12 @@ def test_problem_space_legal_and_ordered(problem):
 
 
 def test_opening_begins_with_known():
-    good, bad = model.ranked(SQUARE, H200)[-1], Config.of(BLOCK=3)
+    good, bad = waves.ranked(SQUARE, H200)[-1], Config.of(BLOCK=3)
     space = ProblemSpace(SQUARE, H200, [bad, good, good])
     opening = space.opening(OPENING)
     assert opening[0] == good
     assert len(opening) == len(set(opening)) == OPENING
-    assert model.pick(SQUARE, H200) in opening
+    assert waves.pick(SQUARE, H200) in opening
     assert bad not in space
 
 
@@ -281,7 +281,7 @@ def test_screening_near_families():
 @pytest.mark.slow
 def test_screening_of_recorded_spaces(monkeypatch):
     """Bounds are what was measured, with a little slack. Without steps from the leaders, one is exceeded."""
-    monkeypatch.setattr(model, "ranked", functools.cache(model.ranked))
+    monkeypatch.setattr(waves, "ranked", functools.cache(waves.ranked))
     specialised = FAMILIES["matmul"]["warpgroups"]  # recorded without its options
     plain = [each for each in specialised.configs if not {*specialised.options} & {*dict(each.kwargs)}]
     monkeypatch.setitem(vars(specialised), "configs", tuple(plain))

@@ -8,14 +8,14 @@ import bench
 import benchmark_results
 import unseen
 from tests.commands import run
+from tritile.choose import pick
+from tritile.choose.classes import MOVED as BYTES
+from tritile.choose.classes import OPERATIONS
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.settings import cache_dir, table_path
 from tritile.errors import InvalidValueError
 from tritile.lab.bench import BenchResult
-from tritile.planning import plans
-from tritile.planning.classes import MOVED as BYTES
-from tritile.planning.classes import OPERATIONS
 from tritile.tune.suites import OPS, SHIPPED, Case, find, load, parse_shape
 
 H200 = TARGETS["nvidia-h200"]
@@ -223,7 +223,7 @@ def test_nothing_remembered_counts(monkeypatch, tmp_path):
         (case, *_), inside = unseen.aligned(unseen.draw("a tree")), cache_dir()
         assert inside != tmp_path
         assert table_path() is None
-        chosen = plans.plan_for(case.problem, H200, "cached")
+        chosen = pick.plan_for(case.problem, H200, "cached")
     assert (cache_dir(), table_path()) == (tmp_path, tmp_path / "table.json")
     assert not inside.exists()
     assert chosen.source == "predicted"
@@ -237,7 +237,7 @@ def test_drawn_calls_are_compiled(monkeypatch):
     (calls,) = compiled
     pairs = [(config, problem) for config, problems in calls.items() for problem in problems]
     assert {problem: config for config, problem in pairs} == {
-        case.problem: plans.plan_for(case.problem, device, "cached").config for case in cases
+        case.problem: pick.plan_for(case.problem, device, "cached").config for case in cases
     }
     unseen.compile_all(cases, TARGETS["gfx942"])  # whose kernels are not compiled ahead
     assert len(compiled) == 1

@@ -23,6 +23,7 @@ from torch import distributed
 
 import tritile
 from tests.unit.test_autotune import Bench
+from tritile.choose import aten, pick, waves
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import HOST, TARGETS
@@ -35,7 +36,6 @@ from tritile.errors import (
 )
 from tritile.families.registry import FAMILIES
 from tritile.ops import request
-from tritile.planning import aten, model, plans
 from tritile.tuner import sync, traced
 from tritile.tuner.store.trial import TORCH, Trial
 from tritile.tuner.store.trials import Store, facts_of, row_of, store_of
@@ -216,7 +216,7 @@ class Rank:
 
 @functools.cache
 def likely():
-    return list(model.screened(matmul(64), H200, 3))
+    return list(waves.screened(matmul(64), H200, 3))
 
 
 def live_histories(rank, size, folder, seeds):
@@ -583,16 +583,16 @@ def agree_on(monkeypatch, config, source="exact"):
 def test_only_legal_configs_are_agreed_on(monkeypatch):
     """What ranks sent runs only where the problem, the GPU and the call allow it."""
     legal = likely()[-1]
-    own = plans.plan_for(matmul(64), H200, "cached").config
+    own = pick.plan_for(matmul(64), H200, "cached").config
     assert own != legal
     for config in (legal.derived(family="none"), legal.derived(num_stages=60), Config.of(B=1), aten.CONFIG):
         agree_on(monkeypatch, config)
-        assert plans.plan_for(matmul(64), H200, "cached").config == own
+        assert pick.plan_for(matmul(64), H200, "cached").config == own
     agree_on(monkeypatch, legal)
     for mode in ("cached", "tune", "spread"):
-        plan = plans.plan_for(matmul(64), H200, mode)
+        plan = pick.plan_for(matmul(64), H200, mode)
         assert (plan.config, plan.source, plan.why) == (legal, "exact", sync.WHY)
-    assert plans.plan_for(matmul(64), H200, "off").config != legal
+    assert pick.plan_for(matmul(64), H200, "off").config != legal
     bench = Bench(FAST)
     agree_on(monkeypatch, Config.of(B=128))
     assert call(decorated(bench), bench, salt=3) == 16
@@ -602,9 +602,9 @@ def test_guesses_agreed_on_are_no_measurements(monkeypatch):
     """Modes tune and strict do as without them."""
     legal = likely()[-1]
     agree_on(monkeypatch, legal, "predicted")
-    assert plans.plan_for(matmul(64), H200, "cached").config == legal
-    assert plans.plan_for(matmul(64), H200, "tune") is None
-    assert plans.plan_for(matmul(64), H200, "strict").config != legal  # its portfolio's
+    assert pick.plan_for(matmul(64), H200, "cached").config == legal
+    assert pick.plan_for(matmul(64), H200, "tune") is None
+    assert pick.plan_for(matmul(64), H200, "strict").config != legal  # as predicted
     agree_on(monkeypatch, Config.of(B=64), "model")
     bench = Bench(FAST)
     for mode, block in (("cached", 64), ("spread", 64), ("tune", 16)):

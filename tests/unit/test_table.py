@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.warned import one_warning
+from tritile.choose import gpu_tables
+from tritile.choose import table as table_module
+from tritile.choose.gpu_tables import shipped
+from tritile.choose.table import Entry, Table, from_store, read, write
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
 from tritile.core.permutation import PermuteProblem
@@ -17,10 +21,6 @@ from tritile.core.problem import KernelProblem, MatmulProblem, problem_key, prob
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal
-from tritile.planning import gpu_tables
-from tritile.planning import table as table_module
-from tritile.planning.gpu_tables import shipped
-from tritile.planning.table import Entry, Table, from_store, read, write
 from tritile.tuner.store.trial import Trial
 from tritile.tuner.store.trials import Store
 

@@ -176,7 +176,7 @@ def test_language_import_waits():
 def test_one_thread_searches(monkeypatch):
     config = Config.of(family=tile.NAME, BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8)
     searches, met, barrier = [], threading.local(), threading.Barrier(THREADS)
-    plan_for = ops_request.plans.plan_for
+    plan_for = ops_request.pick.plan_for
 
     def all_find_nothing(*given):
         found = plan_for(*given)
@@ -191,7 +191,7 @@ def test_one_thread_searches(monkeypatch):
         store_of(device).add(FAMILIES["matmul"][tile.NAME].digest, trial)
         return config
 
-    monkeypatch.setattr(ops_request.plans, "plan_for", all_find_nothing)
+    monkeypatch.setattr(ops_request.pick, "plan_for", all_find_nothing)
     monkeypatch.setattr("tritile.tune.now.tuned_now", search)
     monkeypatch.setattr(ops_request, "capturing", lambda: False)
     monkeypatch.setattr(ops_request.devices, "gpu", lambda index: DEVICE)

@@ -15,6 +15,7 @@ from torch import nn
 
 import tritile
 from tests.layers import TOKENS, Net
+from tritile.choose import aten, pick
 from tritile.cli import app, shared, tune_model
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, QuantizedProblem
@@ -24,7 +25,6 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import legal_configs
 from tritile.lab import tune as tuning
 from tritile.nn.exchanged import Comparison, ConvertedLinear
-from tritile.planning import aten, plans
 from tritile.tune import now
 from tritile.tune.subject import problem as subject
 from tritile.tune.subject import torch_calls
@@ -50,9 +50,9 @@ def remembered(us, config, problem=PROBLEM, error=0.0, **rest):
 
 @pytest.fixture
 def forgotten():
-    plans.forget()
+    pick.forget()
     yield
-    plans.forget()
+    pick.forget()
 
 
 # --- tritile.tune
@@ -96,7 +96,7 @@ def test_call_searched_with_torch_time(asked, what):
     assert "searched  3 configs, 1 of them failed" in repr(found)
     assert "15.0 us, 1.50 times as long" in repr(found)
     assert "<caption>Tuned 1234x4096x4096 NT bfloat16 on NVIDIA H200" in found._repr_html_()
-    assert plans.plan_for(PROBLEM, H200, "cached").source == "exact"
+    assert pick.plan_for(PROBLEM, H200, "cached").source == "exact"
     ((problems, rules, force),) = asked
     assert (problems, rules.exhaustive, force) == ([PROBLEM], False, False)
 
@@ -279,29 +279,29 @@ def shop(monkeypatch, forgotten):
 
 def test_fastest_likely_runs_and_stays(shop):
     times, _ = shop
-    likely = plans.likely(PROBLEM, H200, now.RACED)
+    likely = pick.likely(PROBLEM, H200, now.RACED)
     assert len(likely) == now.RACED
     times |= {config: 10.0 + place for place, config in enumerate(reversed(likely))}
     assert now.tuned_now(PROBLEM, H200, 0) == likely[-1]
-    plan = plans.plan_for(PROBLEM, H200, "tune")
+    plan = pick.plan_for(PROBLEM, H200, "tune")
     assert (plan.source, plan.config, plan.us) == ("exact", likely[-1], 10.0)
-    assert {trial.config for trial in plans.trials(PROBLEM, H200)} == {*likely}
+    assert {trial.config for trial in pick.trials(PROBLEM, H200)} == {*likely}
     assert not is_tuned(PROBLEM, H200)  # `tritile tune` goes on from here
 
 
 def test_wrong_answer_costs_config(shop):
     times, wrong = shop
-    likely = plans.likely(PROBLEM, H200, now.RACED)
+    likely = pick.likely(PROBLEM, H200, now.RACED)
     times |= {config: 10.0 + place for place, config in enumerate(likely)}
     wrong.add(likely[0])
     assert now.tuned_now(PROBLEM, H200, 0) == likely[1]
-    failed = [trial for trial in plans.trials(PROBLEM, H200) if trial.failure]
+    failed = [trial for trial in pick.trials(PROBLEM, H200) if trial.failure]
     assert [trial.config for trial in failed] == [likely[0]]
     wrong.update(likely)
     assert now.tuned_now(PROBLEM, H200, 0) == "searched"
 
 
-def test_all_searched_without_portfolio(shop):
+def test_all_searched_without_predictor(shop):
     times, _ = shop
     assert now.tuned_now(UNSERVED, H200, 0) == "searched"
     assert now.tuned_now(PROBLEM, H200, 0) == "searched"  # there was no memory

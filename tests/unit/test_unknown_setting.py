@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import tritile
+from tritile.choose import aten
 from tritile.core.device import target_device
 from tritile.errors import UnsupportedError
 from tritile.nn.exchanged import LayerCall, compare
 from tritile.ops import memo
 from tritile.ops import request as ops_request
-from tritile.planning import aten
 
 H200 = target_device("nvidia-h200")
 A, B, C = torch.randn(6, 9), torch.randn(9, 5), torch.randn(5)

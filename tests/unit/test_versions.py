@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import triton
 
+from tritile.choose import pick, table
 from tritile.cli import findings
 from tritile.core import versions
 from tritile.core.config import Config
@@ -17,7 +18,6 @@ from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem
 from tritile.errors import UntestedWarning
 from tritile.families import registry as families
-from tritile.planning import plans, table
 
 ROOT = Path(__file__).parents[2]
 H200 = replace(TARGETS["nvidia-h200"], triton="3.9.0")
@@ -53,18 +53,18 @@ def test_newer_than_tested(name, version, newer):
 
 def test_newer_triton_warns_once(monkeypatch):
     monkeypatch.setattr(triton, "__version__", "4.1.2")
-    monkeypatch.setattr(plans, "warn_untested", functools.cache(versions.warn_untested.__wrapped__))
-    plans.forget()
+    monkeypatch.setattr(pick, "warn_untested", functools.cache(versions.warn_untested.__wrapped__))
+    pick.forget()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = [plans.plan_for(replace(PROBLEM, m=m), H200, "off") for m in (64, 128)]
+        found = [pick.plan_for(replace(PROBLEM, m=m), H200, "off") for m in (64, 128)]
     assert None not in found
     (warning,) = (w for w in caught if w.category is UntestedWarning)
     assert re.search(r"triton 4\.1\.2 .* 3\.9", str(warning.message))
 
 
 def test_other_triton_table_strict(shipped):
-    plan = plans.plan_for(PROBLEM, H200, "strict")
+    plan = pick.plan_for(PROBLEM, H200, "strict")
     assert (plan.source, plan.config) == ("table", TILE)
     assert plan.why.endswith("measured with Triton 3.6.0, but 3.9.0 is in use")
     found = findings._gpu(H200)[-1]
@@ -74,7 +74,7 @@ def test_other_triton_table_strict(shipped):
 
 def test_current_triton_table_silent(shipped):
     same = replace(H200, triton="3.6.0")
-    assert "triton" not in plans.plan_for(PROBLEM, same, "cached").why
+    assert "triton" not in pick.plan_for(PROBLEM, same, "cached").why
     assert findings._gpu(same)[-1].advice == ""
 
 

@@ -16,6 +16,7 @@ from triton import knobs
 import tritile
 from tests.unit.helpers_for_fork_servers import QuickWorkers
 from tests.unit.test_plan import BLOCKS, _double, meta
+from tritile.choose import gpu_tables, pick
 from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem
@@ -30,7 +31,6 @@ from tritile.errors import (
 from tritile.families.launching import compiles_for
 from tritile.lab import check as checking
 from tritile.lab import warm as asked
-from tritile.planning import gpu_tables, plans
 from tritile.runtime.ahead import compiling_for
 from tritile.tuner.measure.shipping import stood_in
 
@@ -88,7 +88,7 @@ def keys(calls):
 def planned(problems):
     found = {}
     for each in problems:
-        found.setdefault(plans.plan_for(each, H200, "cached").config, []).append(each)
+        found.setdefault(pick.plan_for(each, H200, "cached").config, []).append(each)
     return found
 
 
@@ -111,7 +111,7 @@ def test_tabled_rows_are_compiled():
     ]  # fmt: skip
     for entry in known[::40]:
         first = asked._at_rows(entry.problem, 77)
-        plan = plans.plan_for(entry.problem, H200, "cached")
+        plan = pick.plan_for(entry.problem, H200, "cached")
         assert entry.problem in asked.calls_of(first, H200, any_rows=True)[plan.config]
 
 
@@ -123,7 +123,7 @@ DOUBLES = MatmulProblem(1, 384, 512, 256, "float64", "float64")
     [
         ((tritile.matmul, *product(300, 4096, 1024)), "cached", False),
         ((tritile.matmul, *product(300, 4096, 1024)), "off", True),
-        ((DOUBLES,), "cached", False),  # of a class without a portfolio
+        ((DOUBLES,), "cached", False),  # of a class without a predictor
         ((DOUBLES,), "cached", True),
     ],
 )
@@ -136,10 +136,10 @@ def test_a_call_compiles_its_plan(compiled, call, mode, any_rows):
 
 @pytest.mark.parametrize(("m", "count"), [(1, 2), (300, 1)])
 def test_strict_finds_other_compiles(m, count):
-    """A single row runs otherwise in it: by the portfolio alone."""
+    """A single row runs otherwise in it: as predicted, without families of margins."""
     problem = problem_of(m, 4096, 1024)
     calls = asked.calls_of(problem, H200)
-    assert set(calls) == {plans.plan_for(problem, H200, mode).config for mode in ("cached", "strict")}
+    assert set(calls) == {pick.plan_for(problem, H200, mode).config for mode in ("cached", "strict")}
     assert len(calls) == count
 
 

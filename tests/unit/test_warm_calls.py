@@ -13,13 +13,13 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tritile
+from tritile.choose import pick
 from tritile.core.device import target_device
 from tritile.core.forgetting import Memo
 from tritile.core.problem import MatmulProblem
 from tritile.errors import GradientError, OverlapError, ShapeError
 from tritile.ops import memo
 from tritile.ops import request as ops_request
-from tritile.planning import plans
 
 recalled = functools.partial(memo.launch_cached, on_miss=lambda *_: None)
 
@@ -409,13 +409,13 @@ def test_plans_of_sizes_without_end(monkeypatch):
 
     def choose(problem, device, mode, by_torch):
         made.append(problem.m)
-        return plans.Plan(problem, None, "model", device)
+        return pick.Plan(problem, None, "model", device)
 
     tritile.forget()
-    monkeypatch.setattr(plans, "_chosen", choose)
-    monkeypatch.setattr(plans._memo, "most", 16)
+    monkeypatch.setattr(pick, "_chosen", choose)
+    monkeypatch.setattr(pick._memo, "most", 16)
     for m in (*SIZES, SIZES[-1], SIZES[0]):
         problem = MatmulProblem(1, m, 16, 16, "bfloat16", "bfloat16")
-        assert plans.plan_for(problem, device).problem == problem
+        assert pick.plan_for(problem, device).problem == problem
     assert made == [*SIZES, SIZES[0]]
     tritile.forget()

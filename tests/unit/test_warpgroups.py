@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.configs import HAS_PAIRS, numerics, pair, split, warpgroups
+from tritile.choose import waves
 from tritile.core.call import call_for
 from tritile.core.device import TARGETS, target_device
 from tritile.core.problem import MatmulProblem
@@ -15,7 +16,6 @@ from tritile.families.matmul_wgmma.family import REGISTERS
 from tritile.families.registry import FAMILIES
 from tritile.families.space import canonical, contenders, illegal, legal_configs
 from tritile.families.work import work_of
-from tritile.planning import model
 
 H200 = replace(target_device("nvidia-h200"), triton="3.7.1")
 EVEN = MatmulProblem(1, 4096, 2048, 1024, "bfloat16", "bfloat16", b_layout="column")
@@ -83,9 +83,9 @@ def test_pairs_where_they_have_run():
 def test_other_gpus_have_none():
     for name in ("sm_80", "sm_100", "gfx942"):
         assert "has no warpgroup" in illegal(OWN, EVEN, TARGETS[name])
-        assert OWN.family not in model.families(EVEN, TARGETS[name])
+        assert OWN.family not in waves.families(EVEN, TARGETS[name])
     assert OWN.family in contenders(EVEN)
-    assert OWN.family in model.families(EVEN, H200)
+    assert OWN.family in waves.families(EVEN, H200)
 
 
 def test_sums_as_invariant_but_split():

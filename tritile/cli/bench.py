@@ -34,9 +34,9 @@ def bench(
 
     import torch
 
+    from tritile.choose import gpu_tables
     from tritile.lab.bench import measured
     from tritile.lab.environment import environment
-    from tritile.planning import gpu_tables
 
     cases = shared.as_called(shared.cases_of(shapes, None, op, dtype, layout))
     gpu = shared.gpu_here()

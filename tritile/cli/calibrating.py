@@ -1,23 +1,24 @@
-"""tritile tune --calibrate: measure portfolios of classes."""
+"""tritile tune --calibrate: time the configs of classes, and train what predicts them."""
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
-from tritile.cli.shared import console, interruptible, progress, say, unknown
+from tritile.choose import gpu_tables, pick, predictor
+from tritile.choose.aten import versions
+from tritile.choose.classes import MEASURED
+from tritile.choose.gpu_tables import what_of
+from tritile.choose.predictor import Predictor
+from tritile.cli.shared import console, counted, interruptible, progress, say, unknown, working
 from tritile.core.device import Device
-from tritile.core.problem import problem_to_dict
-from tritile.errors import InvalidValueError, TuningError, UnsupportedError
-from tritile.families.registry import digests
+from tritile.errors import FileError, TuningError, UnsupportedError
 from tritile.families.space import legal_configs
-from tritile.planning import gpu_tables, plans, table
-from tritile.planning.classes import MEASURED
-from tritile.tune.calibrate import run
+from tritile.tune.calibrate.candidates import candidates
 from tritile.tune.calibrate.draw import drawn
+from tritile.tune.calibrate.files import Sweep, joined, read_sweep, write_sweep
 from tritile.tune.calibrate.sweep import Row, ready, sweep
+from tritile.tune.calibrate.train import fitted, usable
 
 ALL = "all"
 LIKELY = 300  # sizes from which candidates are chosen
@@ -37,19 +38,14 @@ def calibrate(
     sizes: int,
     count: int,
     seconds: float,
-    path: Path,
-    sweeps: Path | None,
-) -> None:
-    """Measure the portfolios of classes on the current GPU, and write them to a table.
+    folder: Path,
+    sweeps: Path,
+) -> list[Predictor]:
+    """Time configs of classes on the current GPU, and write what predicts them to `folder`; return that.
 
-    `count` configs are timed at `sizes` drawn sizes, for at most `seconds` a class. `sweeps` is a folder for
-    all times, a file a class.
+    `count` configs are timed at `sizes` drawn sizes, for at most `seconds` a class. Times go to the folder
+    `sweeps`, a file a class, with those that are there; predictors are trained by all of them.
     """
-    made = table.read(path) if path.exists() else table.Table(device.to_dict(), {}, ())
-    if made.device["name"] != device.name:
-        raise InvalidValueError(f"{path} is of {made.device['name']}, not {device.name}: name another")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = replace(made, kernels=digests(), portfolios=made.current_portfolios())
     classes = []
     for name in names:
         try:
@@ -73,20 +69,56 @@ def calibrate(
                         if time.monotonic() - begun > seconds or not keep_on():
                             break
             finally:  # what was measured is kept, whatever happens
-                if sweeps is not None and timed:
-                    write_sweep(sweeps / f"{name}.jsonl", timed, device)
-            before = made.portfolios.get(name)
-            if len(timed) < sizes and before is not None and before.loss.sizes > len(timed):
-                say(f"{name}: stopped at {len(timed)} sizes, and the portfolio of {before.loss.sizes} stays")
-            else:
-                made = _fitted(made, name, timed, device)
-                table.write(made, path)
-                console.print(f"{name}: {time.monotonic() - begun:.0f} s")
+                if timed:
+                    path = sweeps / f"{name}.jsonl"
+                    write_sweep(path, joined(_known(path, device), timed), device)
+            console.print(f"{name}: {len(timed)} sizes in {time.monotonic() - begun:.0f} s")
             if not keep_on():
                 ahead.shutdown(cancel_futures=True)
                 break
-    plans.forget()
-    console.print(f"portfolios are in {path}")
+    found = [_trained(what, device, folder, sweeps) for what in dict.fromkeys(map(what_of, classes))]
+    pick.forget()
+    return [made for made in found if made is not None]
+
+
+def _known(path: Path, device: Device) -> Sequence[Row]:
+    """Return what a file has of this GPU and these kernels. A file that is no sweep is replaced."""
+    try:
+        before = read_sweep(path) if path.exists() else None
+    except FileError as error:
+        say(str(error))
+        return ()
+    return before.rows if before and before.is_current and before.device.name == device.name else ()
+
+
+def _trained(what: str, device: Device, folder: Path, sweeps: Path) -> Predictor | None:
+    """Train the predictor of products or of permutations by all sweeps of a folder, and write it."""
+    paths = [sweeps / f"{name}.jsonl" for name in MEASURED if what_of(name) == what]
+    known = [(path, _known(path, device)) for path in paths]
+    found = []
+    for path, rows in known:
+        try:
+            found.append(usable(Sweep(path.stem, device, rows)))
+        except TuningError as error:
+            if rows:
+                say(str(error))
+    if not found:
+        say(f"{what}: too few sizes were timed to predict others")
+        return None
+    with working(f"training by {counted(sum(len(each.rows) for each in found), 'size')}"):
+        made = fitted(found, versions())
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / gpu_tables.calibrated_path(device, what).name
+    predictor.write(made, path)
+    for name, one in made.classes.items():
+        loss = one.loss
+        torch_too = f"; torch's times are predicted within {loss.torch:.1%}" if loss.torch else ""
+        console.print(
+            f"{name}: {len(one.columns)} configs; at {loss.sizes} sizes left out picks lost {loss.mean:.2%} "
+            f"(mean), {loss.p95:.2%} (95%), {loss.by_time:.2%} of all time{torch_too}"
+        )
+    console.print(f"written to {path}")
+    return made
 
 
 def _compiled(name: str, device: Device, sizes: int, count: int) -> Callable[[], Iterator[Row]]:
@@ -95,40 +127,9 @@ def _compiled(name: str, device: Device, sizes: int, count: int) -> Callable[[],
     The sizes are not those by which the candidates were chosen.
     """
     likely, problems = drawn(name, LIKELY, "candidates"), drawn(name, sizes, "sizes")
-    configs = run.candidates(name, likely, device, gpu_tables.shipped(device), count)
+    found = gpu_tables.predictor(name, device)
+    known = found[0].configs(name) if found else []
+    configs = candidates(name, likely, device, known, gpu_tables.shipped(device), count)
     console.print(f"{name}: {len(configs)} configs at {sizes} sizes")
     chooser = ready(problems, configs, device, say)
     return lambda: sweep(problems, chooser, device, say)
-
-
-def write_sweep(path: Path, rows: Sequence[Row], device: Device) -> None:
-    """Write a line with the GPU and the configs, then a line per size with the times by config number."""
-    places = {config: i for i, config in enumerate(dict.fromkeys(c for row in rows for c in row.times))}
-    lines: list[dict[str, object]] = [
-        {"device": device.to_dict(), "configs": [config.to_dict() for config in places]}
-    ]
-    for row in rows:
-        us = {str(places[config]): float(f"{each:.5g}") for config, each in row.times.items()}
-        lines.append({"problem": problem_to_dict(row.problem), "us": us, "torch_us": row.torch_us})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def _fitted(made: table.Table, name: str, rows: Sequence[Row], device: Device) -> table.Table:
-    """Return the table with a class's portfolio and torch's times, unchanged if there are too few sizes."""
-    try:
-        measured = run.Measured(name, rows, device)
-    except TuningError as error:
-        say(str(error))
-        return made
-    left_out = measured.left_out()
-    portfolio, aten = measured.portfolio(left_out), measured.aten(left_out)
-    loss, atens = portfolio.loss, made.aten
-    console.print(
-        f"{name}: {len(portfolio.configs)} configs; at {loss.sizes} sizes left out picks lost "
-        f"{loss.median:.2%} (median), {loss.p95:.2%} (95%), {loss.worst:.2%} (worst)"
-    )
-    if aten is not None:  # the first that knows a class serves it
-        console.print(f"{name}: torch's times are predicted within {aten.error:.1%}")
-        atens = (aten, *(each for each in atens if each.classes != (name,)))
-    return replace(made, portfolios={**made.portfolios, name: portfolio}, aten=atens)

@@ -60,10 +60,10 @@ def compile_(
             )
     from triton import knobs
 
+    from tritile.choose import gpu_tables
     from tritile.core.epilogue import ACTIVATIONS, Epilogue
     from tritile.core.problem import MatmulProblem, QuantizedProblem, Tiled
     from tritile.lab.warm import Calls, calls_of, compile_calls
-    from tritile.planning import gpu_tables
 
     if activation not in ("", *ACTIVATIONS):
         raise shared.unknown("--activation", activation, ACTIVATIONS)

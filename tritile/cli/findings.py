@@ -12,6 +12,8 @@ import torch
 import triton
 
 import tritile.ops.matmul as matmul_op
+from tritile.choose import gpu_tables
+from tritile.choose.classes import MEASURED
 from tritile.cli.shared import counted
 from tritile.core import device as devices
 from tritile.core import settings
@@ -19,8 +21,6 @@ from tritile.core.triton_private import INTERPRETING
 from tritile.core.versions import OLDEST_TRITON, parsed, untested
 from tritile.errors import TritileError, brief
 from tritile.lab.environment import environment
-from tritile.planning import gpu_tables
-from tritile.planning.classes import MEASURED
 from tritile.tuner.store.trials import store_of
 
 
@@ -82,17 +82,17 @@ def _gpu(gpu: devices.Device | None) -> list[Finding]:
     ]
 
 
-def _portfolios(gpu: devices.Device) -> Finding:
+def _predictors(gpu: devices.Device) -> Finding:
     names: dict[str, list[str]] = {}
     for name in MEASURED:
-        found = gpu_tables.portfolio(name, gpu)
-        where = "none" if found is None else found[2]
-        if found is not None and name not in found[1].current_portfolios():
+        found = gpu_tables.predictor(name, gpu)
+        where = "none" if found is None else found[1]
+        if found is not None and not found[0].is_current_class(name):
             where += ", with other kernels"
         names.setdefault(where, []).append(name)
     text = "; ".join(f"{where}: {', '.join(own)}" for where, own in names.items())
     advice = "" if gpu_tables.is_calibrated(gpu) else "tritile tune --calibrate all (minutes a class)"
-    return Finding("portfolios", text, True, advice)
+    return Finding("predictors", text, True, advice)
 
 
 def _cache(gpu: devices.Device | None) -> Finding:
@@ -138,6 +138,6 @@ def _kernel() -> Finding:
 def findings() -> list[Finding]:
     """Examine this machine."""
     gpu, wrong = devices.current_gpu(), _settings()
-    found = [*_versions(), *_gpu(gpu), *([_portfolios(gpu)] if gpu and not wrong else [])]
+    found = [*_versions(), *_gpu(gpu), *([_predictors(gpu)] if gpu and not wrong else [])]
     # With a wrong setting, a kernel would only repeat the error.
     return [*found, _cache(gpu), *(wrong or [_kernel()])]

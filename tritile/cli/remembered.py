@@ -34,15 +34,16 @@ def show(
     ] = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Show what is remembered of this GPU (or --target), and the tables and portfolios that it uses.
+    """Show what is remembered of this GPU (or --target), and the tables and predictors that it uses.
 
     It lists the trials that count for this version: the best of each problem, or all of them.
 
     A kernel decorated with tritile.autotune has a line for each of its sources that was measured, with the
     number of problems and configs, and the config that wins most of the problems.
     """
+    from tritile.choose import gpu_tables
+    from tritile.choose.classes import MEASURED
     from tritile.core.problem import problem_to_dict
-    from tritile.planning import gpu_tables
     from tritile.tuner.store.trials import store_of
 
     if of_fleet:
@@ -62,9 +63,12 @@ def show(
     remembered = found if trials else _bests(found)
     tables = [
         {"from": where, "gpu": made.device["name"], "triton": made.triton, "entries": len(made.entries)}
-        | {"portfolios": shared.portfolios(made)}
         for made, where in ([] if kernel else gpu_tables.serving(device))
     ]
+    classes: dict[str, dict[str, Any]] = {}
+    for name in () if kernel else MEASURED:
+        if served := gpu_tables.predictor(name, device):
+            classes[name] = shared.classes_of(served[0])[name] | {"from": served[1]}
     if as_json:
         listed = [
             {"problem": problem_to_dict(trial.problem), "config": trial.config.to_dict(), "source": digest}
@@ -72,22 +76,24 @@ def show(
             for digest, trial in remembered
         ]
         facts = {"gpu": device.name, "store": store.path, "kernels": kernels}
-        return print_json(facts | {"remembered": listed, "tables": tables})
-    rows: dict[str, dict[str, Any]] = {}  # of each class, from the first table that has its portfolio
+        return print_json(facts | {"remembered": listed, "tables": tables, "classes": classes})
     for each in tables:
         by = f", by triton {each['triton']}" if each["triton"] else ""
         console.print(f"table {each['from']}{by}: {each['entries']} entries")
-        for name, facts in each["portfolios"].items():
-            row = {"class": name, "configs": number(facts["configs"]), "sizes": number(facts["sizes"])}
-            row |= {"slower": number(facts["median"], ".1%"), "95%": number(facts["p95"], ".1%")}
-            rows.setdefault(name, row | {"from": each["from"]})
-    if rows:
-        print_table(list(rows.values()), "portfolios", ("from",))
-        console.print(
-            "slower: how much longer picks take than the fastest config, median and 95th percentile"
-        )
     if not (tables or kernel):
         console.print(f"no table serves {device.name}")
+    if classes:
+        rows: list[dict[str, Any]] = [
+            {"class": name, "configs": number(facts["configs"]), "sizes": number(facts["sizes"])}
+            | {"slower": number(facts["mean"], ".1%"), "95%": number(facts["p95"], ".1%")}
+            | {"by time": number(facts["by_time"], ".1%"), "from": facts["from"]}
+            for name, facts in classes.items()
+        ]
+        print_table(rows, "predicted classes", ("from",))
+        console.print(
+            "slower: how much longer picks take than the fastest at sizes left out: mean, 95th percentile, "
+            "and of the time of all"
+        )
     if kernels:
         print_table([_cells(each) for each in kernels], "decorated kernels")
     several = {name for name, sources in decorated.items() if len(sources) > 1}
@@ -113,8 +119,8 @@ def sorted_out(device: "Device") -> "tuple[list[tuple[str, Trial]], str]":
 
     Each comes with its kernel's digest. The text says how many others there are and why they do not count.
     """
+    from tritile.choose import aten
     from tritile.families import registry as families
-    from tritile.planning import aten
     from tritile.tuner.store.trials import store_of
 
     found, others = [], Counter[str]()
@@ -228,7 +234,7 @@ def export(
     target: shared.Target = None,
     replace: Annotated[bool, typer.Option(help="Replace a table that knows more, or another GPU's.")] = False,
 ) -> None:
-    """Write the best remembered configs of this GPU, and its portfolios, as a table to ship, or to pin.
+    """Write the best remembered configs of this GPU as a table to ship, or to pin.
 
     A table named by `TRITILE_TABLE` takes precedence over everything measured on a machine.
 
@@ -238,8 +244,8 @@ def export(
     With --kernel, it writes the winners of decorated kernels instead. An existing file of these keeps its
     other kernels, GPUs and problems.
     """
+    from tritile.choose import table
     from tritile.families import registry as families
-    from tritile.planning import gpu_tables, table
     from tritile.tuner.store.trials import store_of
 
     shared.check_output(output)
@@ -250,9 +256,6 @@ def export(
             raise InvalidValueError("--replace is for tritile's own operations, not for --kernel")
         return _export_kernels(kernel, device, path)
     made = table.from_store(store_of(device), device, families.digests())
-    own = gpu_tables.calibrated(device)
-    if own is not None:
-        made = dataclasses.replace(made, portfolios=own.current_portfolios(), aten=own.aten)
     if path.exists() and not replace:
         old = table.read(path)
         made = table.completed(made, old)
@@ -261,16 +264,14 @@ def export(
                 f"{path} holds {len(old.entries)} entries of {old.device['name']}; {len(made.entries)} of "
                 f"{device.name} would stand in their place: --replace writes them"
             )
-    if not made.entries and not made.portfolios:
+    if not made.entries:
         decorated, (_, others) = ", ".join(sorted(_winners(device))), sorted_out(device)
         advice = f" but of decorated kernels: --kernel writes {decorated}" if decorated else ""
         advice = advice or (f" that counts here; {others}" if others else ": tune it first")
         raise InvalidValueError(f"nothing is remembered of {device.name}{advice}")
     path.parent.mkdir(parents=True, exist_ok=True)
     table.write(made, path)
-    console.print(
-        f"{len(made.entries)} entries and {counted(len(made.portfolios), 'portfolio')} written to {path}"
-    )
+    console.print(f"{len(made.entries)} entries written to {path}")
 
 
 def _export_kernels(names: Sequence[str], device: "Device", path: Path) -> None:
@@ -330,9 +331,9 @@ def clear(
 
     Tables that ship, or that you exported, stay. Without --yes it asks first.
     """
+    from tritile.choose import gpu_tables
     from tritile.core.device import HOST
     from tritile.core.problem import KernelProblem
-    from tritile.planning import gpu_tables
     from tritile.tuner.store.trials import Store, store_of
 
     if every and target:
@@ -341,20 +342,22 @@ def clear(
     if every:
         gpus = [path.stem for path in sorted(store_dir().glob("*.sqlite3"))]
         stores = [Store(dataclasses.replace(HOST, name=name)) for name in gpus]
-        portfolios, where = [*cache_dir().glob("*.portfolios.json")], f"in {cache_dir()}"
+        trained = [*cache_dir().glob("*.predictor.json"), *cache_dir().glob("*.sweeps/*")]
+        where = f"in {cache_dir()}"
     else:
         device = device_of(target)
-        stores, portfolios = [store_of(device)], [gpu_tables.calibrated_path(device)]
-        where = f"on {device.name}"
+        stores, where = [store_of(device)], f"on {device.name}"
+        trained = [gpu_tables.calibrated_path(device, what) for what in gpu_tables.WHAT]
+        trained += gpu_tables.sweeps_path(device).glob("*")
     if kernel:
         problems = [trial.problem for store in stores for _, trial in store.all_trials()]
         there = {problem.kernel for problem in problems if isinstance(problem, KernelProblem)}
         _check_names(kernel, there, where, "nor of any other decorated kernel")
-    what = f"the trials of {', '.join(kernel)}" if kernel else "the trials and portfolios"
+    what = f"the trials of {', '.join(kernel)}" if kernel else "the trials and predictors"
     if not (yes or (sys.stdin.isatty() and typer.confirm(f"Delete {what} {where}?"))):
         raise InvalidValueError(f"{what} {where} stay: --yes deletes them")
     count = sum(store.clear(name) for store in stores for name in kernel or (None,))
-    for path in () if kernel else portfolios:
+    for path in () if kernel else trained:
         path.unlink(missing_ok=True)
     console.print(f"{what} {where} deleted: {counted(count, 'trial')}")
     if shared_url():

@@ -31,9 +31,9 @@ from tritile.core.settings import is_batch_invariant
 from tritile.errors import FileError, InvalidValueError, TritileError
 
 if TYPE_CHECKING:
+    from tritile.choose.predictor import Predictor
     from tritile.core.device import Device
     from tritile.core.problem import Tiled
-    from tritile.planning.table import Table as GpuTable
     from tritile.tune.suites import Case
 
 console = Console(markup=False, highlight=False, soft_wrap=True)  # brackets in data are no markup
@@ -273,9 +273,9 @@ def print_folded(what: Text | Table, to: Console = console) -> None:
     (to if to.is_terminal else wide).print(what, soft_wrap=False)
 
 
-def portfolios(made: "GpuTable") -> dict[str, dict[str, Any]]:
-    """Return the number of configs and the loss of each portfolio in a table, by class, for JSON."""
-    return {name: {"configs": len(own.configs), **vars(own.loss)} for name, own in made.portfolios.items()}
+def classes_of(made: "Predictor") -> dict[str, dict[str, Any]]:
+    """Return the number of configs and the loss of each class of a predictor, for JSON."""
+    return {name: {"configs": len(own.columns), **own.loss._asdict()} for name, own in made.classes.items()}
 
 
 def measured_on(results: Sequence[Mapping[str, Any]]) -> str:

@@ -11,6 +11,7 @@ import typer
 
 from tritile.cli import shared
 from tritile.cli.shared import app
+from tritile.core.settings import cache_dir
 from tritile.errors import InvalidValueError
 
 
@@ -50,7 +51,8 @@ def tune(
     sizes: Annotated[int, typer.Option(min=8, help="With --calibrate: how many sizes.")] = 200,
     configs: Annotated[int, typer.Option(min=8, help="With --calibrate: how many configs to time.")] = 96,
     sweeps: Annotated[
-        Path | None, typer.Option(help="With --calibrate: a folder for every time that was measured.")
+        Path | None,
+        typer.Option(help="With --calibrate: the folder of all times."),
     ] = None,
     model: Annotated[
         str | None,
@@ -59,7 +61,7 @@ def tune(
             "of a model, calls; then time the step with tritile.nn.convert and without."
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="With --calibrate: the table to write.")] = None,
+    output: Annotated[Path | None, typer.Option(help="With --calibrate: the folder of predictors.")] = None,
     as_json: shared.Json = False,
 ) -> None:
     """Measure configs for problems on this GPU and remember the best.
@@ -87,12 +89,12 @@ def tune(
             raise InvalidValueError(
                 f"{options[name]} is for --calibrate: what is measured is remembered without"
             )
-    shared.check_output(output)
+    shared.check_output(output, folder=True)
     shared.check_output(sweeps, folder=True, option="--sweeps")
 
+    from tritile.choose import gpu_tables
     from tritile.cli import calibrating, tune_model, tuning
     from tritile.core import device as devices
-    from tritile.planning import gpu_tables, table
     from tritile.tuner.measure.engine import Rules, exhaustive_rules
     from tritile.tuner.measure.workers import processes_for
 
@@ -106,11 +108,11 @@ def tune(
     if calibrate:
         names = calibrating.classes_of(calibrate)
         device = shared.gpu_here()
-        path = output or gpu_tables.calibrated_path(device)
-        calibrating.calibrate(names, device, sizes, configs, budget or math.inf, path, sweeps)
+        folder, kept = output or cache_dir(), sweeps or gpu_tables.sweeps_path(device)
+        made = calibrating.calibrate(names, device, sizes, configs, budget or math.inf, folder, kept)
         if as_json:
-            classes = shared.portfolios(table.read(path)) if path.exists() else {}
-            shared.print_json({"gpu": device.name, "table": path, "classes": classes})
+            classes = {name: facts for each in made for name, facts in shared.classes_of(each).items()}
+            shared.print_json({"gpu": device.name, "folder": folder, "classes": classes})
         return
     rules = exhaustive_rules(Rules(problem_s=math.inf)) if exhaustive else Rules()
     cases = shared.cases_of(shapes, suite, op, dtype, layout, only)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from tritile.choose import aten, gpu_tables, pick
 from tritile.cli import shared
 from tritile.cli.shared import console, counted, interruptible
 from tritile.core import device as devices
@@ -16,7 +17,6 @@ from tritile.core.device import Device
 from tritile.core.problem import Problem, Tiled
 from tritile.core.settings import uses_aten
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.planning import aten, gpu_tables, plans
 from tritile.tune import now
 from tritile.tune.subject.problem import is_tuned
 from tritile.tuner.measure.engine import Rules, Tuned
@@ -113,7 +113,7 @@ def tune_here(
         bar.update(task, description="timing torch")
         for problem in problems:  # also those that a run tuned before it was stopped
             is_timed = any(trial.is_final for trial in store.trials(TORCH, problem))
-            if not is_timed and best_of(plans.trials(problem, device)) is not None and should_continue():
+            if not is_timed and best_of(pick.trials(problem, device)) is not None and should_continue():
                 now.time_torch(problem, device, index or 0)
     store.catch_up()
     left, seconds = sum(not is_tuned(problem, device) for problem in todo), time.monotonic() - started
@@ -146,11 +146,11 @@ _MEASURED: Final = "exact", "pinned", "table"  # sources of plans whose reasons 
 
 def tune_elsewhere(problems: list[Tiled], device: Device, as_json: bool) -> None:
     """Print what calls would run on a GPU that is not installed, and the predicted times."""
-    planned, ratios = list[plans.Plan](), dict[str, float]()
+    planned, ratios = list[pick.Plan](), dict[str, float]()
     with shared.progress() as bar:
         for problem in bar.track(problems, description="predicting"):
             try:
-                plan = plans.plan_for(problem, device, "cached", uses_aten())
+                plan = pick.plan_for(problem, device, "cached", uses_aten())
             except UnsupportedError as error:
                 shared.say(f"{problem.label}: {error}")
                 continue

@@ -32,8 +32,8 @@ class Family:
     - `resident(config, problem, device)`: returns how many programs an SM holds at once; None if that is
       unknown.
     - `contends(problem)`: true if one of its configs can be the fastest.
-    - `margin`: how many times as long a portfolio's pick has to be predicted to take, for the family's own to
-      run in its place. None if portfolios hold its configs: other formulas are not fitted to measurements.
+    - `margin`: how many times as long a predicted pick has to be predicted to take, for the family's own to
+      run in its place. None if classes hold its configs: other formulas are not fitted to measurements.
     - `interpreted(problem)`: returns the config in Triton's interpreter, of an operation's first family; None
       for large tiles.
     """

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import triton
 
+from tritile.choose import aten, pick
 from tritile.core import device as devices
 from tritile.core.call import Call
 from tritile.core.config import Config
@@ -23,7 +24,6 @@ from tritile.errors import UnsupportedError, brief
 from tritile.families import launching
 from tritile.lab import baselines
 from tritile.lab.tune import gpu_for, problem_of
-from tritile.planning import aten, plans
 from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.answers import torch_fp32
 from tritile.tune.suites import Case
@@ -135,8 +135,8 @@ def measured(
     if device is None:
         raise UnsupportedError("bench: there is no GPU here to measure")
     problem, load = (what.problem, what.load) if isinstance(what, Case) else (what, "skewed")
-    chosen = plans.plan_for(problem, device, "cached", uses_aten())
-    own = plans.plan_for(problem, device, "cached")
+    chosen = pick.plan_for(problem, device, "cached", uses_aten())
+    own = pick.plan_for(problem, device, "cached")
     assert chosen is not None and own is not None  # noqa: PT018
     calls = [operands.with_group_ends(call, load) for call in operands.copies_of(problem, device)]
     ours = operands.run_of(launching.prepare(calls[0], own.config))

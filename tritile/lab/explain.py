@@ -12,6 +12,9 @@ from typing import Any, Final
 
 import torch
 
+from tritile.choose import aten, gpu_tables, waves
+from tritile.choose.classes import class_of
+from tritile.choose.pick import Plan, trials
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -32,9 +35,6 @@ from tritile.families.space import illegal
 from tritile.lab import traffic
 from tritile.lab.traffic import Tiling, Traffic, bytes_text
 from tritile.ops.plan import IN_PLACE, plan_call
-from tritile.planning import aten, gpu_tables, model
-from tritile.planning.classes import class_of
-from tritile.planning.plans import Plan, trials
 from tritile.runtime.ahead import Resources, check_fits, resources
 
 MEMORY: Final = "device memory"
@@ -84,7 +84,7 @@ class Cost:
 
     Attributes:
         config: the config.
-        predicted_us: microseconds as the call's plan predicts them; for a config outside of the portfolio, by
+        predicted_us: microseconds as the call's plan predicts them; for a config outside of its class, by
             the model.
         measured_us: measured microseconds; None if the config was not tuned on this GPU and its table does
             not have it.
@@ -326,7 +326,7 @@ def config_like(text: str, problem: Tiled, device: Device) -> Config:
     options = ("num_warps", "num_stages", "num_ctas")
     found = [
         (each, {"family": each.family, **dict(each.kwargs)} | {name: getattr(each, name) for name in options})
-        for each in model.ranked(problem, device)
+        for each in waves.ranked(problem, device)
     ]
     names, before = set[str](), ""
     for word in text.replace(",", " ").split():
@@ -447,19 +447,21 @@ def explain(
     tabled = (each.find(problem) for each in gpu_tables.shipped(gpu) if each.device["name"] == gpu.name)
     if chosen.us is not None and (chosen.source == "exact" or (chosen.source == "table" and any(tabled))):
         measured.setdefault(chosen.config, chosen.us)  # a table of another GPU says nothing about this one
-    found = gpu_tables.portfolio(class_of(problem), gpu)
-    times = {each: us for us, each in found[0].ranked(problem, gpu, len(found[0].configs))} if found else {}
-    if own not in times:  # then the model predicts all of them
-        times = {}
+    name = class_of(problem)
+    found = gpu_tables.predictor(name, gpu)
+    times = {}
+    if found and name:
+        count = len(found[0].classes[name].columns)
+        times = {each: us for us, each in found[0].ranked(name, problem, gpu, count)}
     # The next best, no two with the same tile: first by measured, then by predicted times.
     by_tile: dict[tuple[int, ...], Config] = {}
     fastest = sorted(measured, key=lambda each: (measured[each], each.key))
-    for each in (own, *fastest, *(times or model.ranked(problem, gpu))):
-        by_tile.setdefault(model.shape_of(each), each)
+    for each in (own, *fastest, *(times or waves.ranked(problem, gpu))):
+        by_tile.setdefault(waves.shape_of(each), each)
 
     def cost(config: Config) -> Cost:
         parts = parts_us(problem, config, gpu)
-        predicted = times[config] if config in times else model.predict_us(config, problem, gpu)
+        predicted = times[config] if config in times else waves.predict_us(config, problem, gpu)
         us, longest = measured.get(config), next(iter(parts))
         bound = longest if (us or predicted) < _UNEXPLAINED * parts[longest] else LATENCY
         tiled, tiling = traffic.tiled(problem, config, gpu), traffic.tiling(problem, config, gpu)

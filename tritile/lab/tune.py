@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 import triton
 
+from tritile.choose import pick
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -19,7 +20,6 @@ from tritile.core.settings import tune_budget_s
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.ops.plan import call_of
 from tritile.ops.request import fixed
-from tritile.planning import plans
 from tritile.tune import now
 from tritile.tune.subject.problem import is_tuned
 from tritile.tuner.adoption import tuner_for
@@ -195,14 +195,14 @@ def tune(
         return _of_kernel(what, args, kwargs, rules, force)
     problem = problem_of("tune", what, args, kwargs, _OPTIONS)
     device, gpu = gpu_for("tune", (*args, *kwargs.values()))
-    store, started, before = store_of(device), time.perf_counter(), set(plans.trials(problem, device))
+    store, started, before = store_of(device), time.perf_counter(), set(pick.trials(problem, device))
     how = _REMEMBERED if is_tuned(problem, device) and not force else "searched"
     if how == "searched":
         now.searched_now(problem, device, gpu, rules, force)
-    counts = _since(started, before, plans.trials(problem, device))
+    counts = _since(started, before, pick.trials(problem, device))
     if store.best(TORCH, problem) is None:
         now.time_torch(problem, device, gpu)
-    torch_trial, best = store.best(TORCH, problem), best_of(plans.trials(problem, device))
+    torch_trial, best = store.best(TORCH, problem), best_of(pick.trials(problem, device))
     if best is None:
         raise TuningError(f"tune: no config of {problem.label} is remembered")
     forget()  # calls that were prepared with another config are planned anew

@@ -13,6 +13,8 @@ from typing import Any, Final
 import torch
 from triton import knobs
 
+from tritile.choose import aten, gpu_tables, pick, waves
+from tritile.choose.classes import class_of
 from tritile.core.config import Config
 from tritile.core.device import HOST, Device
 from tritile.core.epilogue import SIDES
@@ -35,8 +37,6 @@ from tritile.families.launching import compiles_for
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.ops.plan import IN_PLACE, plan_call
-from tritile.planning import aten, gpu_tables, model, plans
-from tritile.planning.classes import class_of
 from tritile.runtime.ahead import compiling_for
 from tritile.runtime.compiles import compiles_refused, refuse_if_strict
 from tritile.tuner.adoption import tuner_for
@@ -95,7 +95,7 @@ def _at_rows(problem: Any, m: int) -> Any:
 
 
 def _planned(problem: Tiled, device: Device, mode: str) -> Config:
-    chosen = plans.plan_for(problem, device, mode)
+    chosen = pick.plan_for(problem, device, mode)
     assert chosen is not None  # only mode "tune" returns None
     return chosen.config
 
@@ -103,16 +103,17 @@ def _planned(problem: Tiled, device: Device, mode: str) -> Config:
 def _with_any_rows(problem: Tiled, device: Device) -> Iterator[tuple[Config, Tiled]]:
     """Yield what calls with any number of rows run.
 
-    That is a config of their class's portfolio, one that no portfolio holds, or the config that is
-    remembered for just their size.
+    That is a config of their class, one of a family with a margin, or the config that is remembered for just
+    their size.
     """
     by_rows: list[Any] = [_at_rows(problem, m) for m in ROWS]
     for row_problem in by_rows:
         name = class_of(row_problem)
-        served = gpu_tables.portfolio(name, device) if name is not None else None
+        served = gpu_tables.predictor(name, device)
         configs = (
-            *(served[0].configs if served else ()), *model.outside_portfolios(row_problem, device)[:1]
-        )  # fmt: skip
+            *(served[0].configs(name) if served and name else ()),
+            *waves.with_margins(row_problem, device)[:1],
+        )
         legal = (config for config in configs if illegal(config, row_problem, device) is None)
         yield from ((config, row_problem) for config in legal)
     first, among = by_rows[0], {replace(one, m=1) for one in by_rows}
@@ -131,7 +132,7 @@ def calls_of(problem: Tiled, device: Device, any_rows: bool = False) -> Calls:
     """Return the configs that calls of a problem run in this mode, in "tune" those of "cached".
 
     Those of "cached" serve a process in mode "strict", too. `any_rows`: of products of two matrices whose
-    class has a portfolio, with any number of rows. Raises NotTunedError in mode "strict" if nothing was
+    class has a predictor, with any number of rows. Raises NotTunedError in mode "strict" if nothing was
     measured.
     """
     mode = "cached" if current_mode() == "tune" else current_mode()
@@ -140,11 +141,11 @@ def calls_of(problem: Tiled, device: Device, any_rows: bool = False) -> Calls:
         with contextlib.suppress(NotTunedError):
             calls[_planned(problem, device, "strict")] = [problem]
     if isinstance(problem, QuantizedProblem) and uses_aten() and aten.illegal(problem) is None:
-        planned = plans.plan_for(problem, device, mode, True)
+        planned = pick.plan_for(problem, device, mode, True)
         if any_rows or (planned is not None and planned.config == aten.CONFIG):
             calls[aten.CONFIG] = [problem]  # whatever its rows, the weight is unpacked by one kernel
     name, is_sized = class_of(problem), not isinstance(problem, PermuteProblem | GroupedProblem)
-    if any_rows and mode != "off" and is_sized and name is not None and gpu_tables.portfolio(name, device):
+    if any_rows and mode != "off" and is_sized and gpu_tables.predictor(name, device):
         for config, row_problem in _with_any_rows(problem, device):
             calls.setdefault(config, []).append(row_problem)
     return calls
@@ -225,7 +226,7 @@ def warm(
             while another thread launches kernels. `tritile.check(kernel, ..., device=)` compiles all its
             configs, in processes of their own, and lists which ones spill or do not fit.
         any_rows: compile for any number of rows (M) of a product, with the N and K of this call: each config
-            of its class's portfolio, and configs that are remembered. For a class without a portfolio (plain
+            of its class, and configs that are remembered. For a class without a predictor (plain
             float32, say), and other operations, only the kernel of this call. A result of one column is
             computed as one row, and needs a call of its own.
         device: GPU to compile for, as for `tritile.plan`; it need not be installed.

@@ -16,6 +16,8 @@ from torch.fx import Proxy
 from torch.nn.functional import linear as torch_linear
 from torch.overrides import handle_torch_function
 
+from tritile.choose import aten, gpu_tables, pick
+from tritile.choose.classes import class_of
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.forgetting import new_memo
@@ -29,8 +31,6 @@ from tritile.ops.fused import linear
 from tritile.ops.memo import default_precision, may_be_kept, stopgaps
 from tritile.ops.plan import call_of
 from tritile.ops.request import planned
-from tritile.planning import aten, gpu_tables, plans
-from tritile.planning.classes import class_of
 from tritile.tuner.store.trial import TORCH
 from tritile.tuner.store.trials import store_of
 
@@ -98,12 +98,12 @@ class Comparison(NamedTuple):
     by_torch: bool = False
 
 
-def _planned(problem: MatmulProblem, device: Device, index: int | None) -> plans.Plan:
+def _planned(problem: MatmulProblem, device: Device, index: int | None) -> pick.Plan:
     """The plan with torch's kernel as a candidate; mode "tune" measures on GPU `index`."""
     tunes = current_mode() == "tune"
     if index is not None and not (tunes and class_of(problem) is None):
         return planned(problem, index, True)
-    plan = plans.plan_for(problem, device, "cached" if tunes else None, True)
+    plan = pick.plan_for(problem, device, "cached" if tunes else None, True)
     assert plan is not None  # only mode "tune" returns None
     return plan
 
@@ -119,7 +119,7 @@ def _compared(problem: MatmulProblem, device: Device, index: int | None) -> Comp
     unknown = Comparison(why=f"torch's time at this size is unknown on {device.name}")
     timed = gpu_tables.is_calibrated(device) or store_of(device).best(TORCH, problem) is not None
     if not timed and current_mode() != "tune":
-        return unknown  # without a portfolio a plan would rank whole spaces
+        return unknown  # without a predictor a plan would rank whole spaces
     plan = _planned(problem, device, index)
     us, other = plan.us, plan.other_us
     measured = plan.source in ("exact", "table", "pinned")

@@ -11,7 +11,7 @@
 | fp32 in a setting that tritile does not know | as above; else matmul, which copies, and launches |
 
 torch has to compute the same, with a result of the same dtype and layout, from the tensors as they lie. What
-of this follows from sizes and layouts is in `tritile.planning.aten`; here is what follows from arguments and
+of this follows from sizes and layouts is in `tritile.choose.aten`; here is what follows from arguments and
 from torch's settings. Every setting that is read is part of what a prepared call is remembered by.
 """
 
@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import torch
 
+from tritile.choose.aten import MOST_GROUPS
 from tritile.core.epilogue import apply_epilogue, apply_epilogue_in_dtype
 from tritile.core.problem import AS_TORCH, BLOCK_SCALES, MatmulProblem, QuantizedProblem, Tiled
 from tritile.core.settings import is_batch_invariant, uses_aten
@@ -30,7 +31,6 @@ from tritile.families import torch_kernels
 from tritile.families.quantized.unpacked import Unpack
 from tritile.ops.checks import capability
 from tritile.ops.memo import ByTorch, Key, Tensors, default_precision
-from tritile.planning.aten import MOST_GROUPS
 
 # Bound now: a program may put tritile's functions in the place of torch's.
 MM: Final = torch.mm

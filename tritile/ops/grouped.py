@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import torch
 
+from tritile.choose.aten import MOST_GROUPS
 from tritile.core.call import Call, GroupedCall, Memory, View
 from tritile.core.device import capturing
 from tritile.core.problem import (
@@ -34,7 +35,6 @@ from tritile.ops.dispatch import public
 from tritile.ops.memo import Key, Tensors, launch_cached, mark_written
 from tritile.ops.products import check_precision
 from tritile.ops.request import Request, Result, computed, on_host, request_of, requests, run_plain
-from tritile.planning.aten import MOST_GROUPS
 
 OP: Final = "grouped_matmul"
 _OUT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)

@@ -7,6 +7,8 @@ from typing import Any, Final, overload
 
 import torch
 
+from tritile.choose import pick
+from tritile.choose.pick import Plan
 from tritile.core import device as devices
 from tritile.core.call import Call
 from tritile.core.device import Device
@@ -25,8 +27,6 @@ from tritile.ops.matmul import bmm, check_matrices, matmul, mm
 from tritile.ops.permute import contiguous, copied, permute, transpose
 from tritile.ops.request import Request, fixed, request_of
 from tritile.ops.scaled import scaled_matmul
-from tritile.planning import plans
-from tritile.planning.plans import Plan
 from tritile.tuner.adoption import tuner_for
 from tritile.tuner.plan import KernelPlan, Plannable
 
@@ -189,8 +189,8 @@ def plan_call(
         problem, located, only = call.problem, call.tensors[0].device, fixed(call)
         if located.type == "cpu" and device is None:
             if not INTERPRETING or problem.needs_torch:
-                return plans.on_host(problem)
-            interpreted = plans.interpreted(problem)
+                return pick.on_host(problem)
+            interpreted = pick.interpreted(problem)
             return replace(interpreted, config=only) if only else interpreted
         here = devices.gpu(located.index) if located.type == "cuda" else devices.current_gpu()
     gpu = gpu or here
@@ -198,8 +198,8 @@ def plan_call(
         raise InvalidValueError(f"{caller}: there is no GPU here: pass device=, such as device='h200'")
     if only is not None:
         return Plan(problem, only, "model", gpu, None, IN_PLACE)
-    chosen = plans.plan_for(problem, gpu, None, allows_torch)
+    chosen = pick.plan_for(problem, gpu, None, allows_torch)
     if chosen is None:  # mode "tune" would measure it
-        chosen = plans.plan_for(problem, gpu, "cached", allows_torch)
+        chosen = pick.plan_for(problem, gpu, "cached", allows_torch)
     assert chosen is not None
     return chosen

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from tritile.choose import aten, gpu_tables, pick, waves
 from tritile.core import device as devices
 from tritile.core import settings
 from tritile.core.call import Call, PermuteCall
@@ -52,7 +53,6 @@ from tritile.ops.dispatch import (
     sees_every_call,
 )
 from tritile.ops.memo import Key, Tensors, launch_cached, mark_written, stopgaps
-from tritile.planning import aten, gpu_tables, model, plans
 from tritile.runtime import launch
 from tritile.runtime.compiles import log_compiles_as, refuse_if_strict
 
@@ -241,7 +241,7 @@ def run_plain(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor
 _warned: set[str] = set()  # GPUs
 
 
-def planned(problem: Tiled, index: int, allows_torch: bool = False) -> plans.Plan:
+def planned(problem: Tiled, index: int, allows_torch: bool = False) -> pick.Plan:
     """Return the plan of a problem on a GPU. In mode "tune", measure a problem that has no measurement first.
 
     If several threads or processes meet a problem at the same time, one measures it and the others wait. The
@@ -252,18 +252,18 @@ def planned(problem: Tiled, index: int, allows_torch: bool = False) -> plans.Pla
     """
     device = devices.gpu(index)
     if current_mode() == "spread":
-        chosen: plans.Plan | None = spread.planned(problem, device, index, allows_torch)
+        chosen: pick.Plan | None = spread.planned(problem, device, index, allows_torch)
     else:
-        chosen = plans.plan_for(problem, device, None, allows_torch)
+        chosen = pick.plan_for(problem, device, None, allows_torch)
     if chosen is None and not capturing():
         chosen = once(
             ("planned", problem, device, allows_torch), lambda: _measure(problem, device, index, allows_torch)
         )
     if chosen is None:
         stopgaps.count += 1
-        chosen = plans.plan_for(problem, device, "cached", allows_torch)
+        chosen = pick.plan_for(problem, device, "cached", allows_torch)
     assert chosen is not None
-    plans.note_choice(chosen, allows_torch)
+    pick.note_choice(chosen, allows_torch)
     if chosen.source == "model" and chosen.config != aten.CONFIG and current_mode() == "cached":
         _warn_uncalibrated(device)
     return chosen
@@ -287,27 +287,27 @@ def _warn_uncalibrated(device: devices.Device) -> None:
     )
 
 
-def _measure(problem: Tiled, device: devices.Device, index: int, allows_torch: bool) -> plans.Plan | None:
+def _measure(problem: Tiled, device: devices.Device, index: int, allows_torch: bool) -> pick.Plan | None:
     """Return the plan by what is measured now, here or in another process; None if neither is possible."""
     from tritile.tune.now import time_torch, tuned_now  # load the tuner only to measure
     from tritile.tuner.measure.engine import Rules
 
     def is_known(ended: bool) -> bool:
-        return plans.plan_for(problem, device, None, allows_torch) is not None
+        return pick.plan_for(problem, device, None, allows_torch) is not None
 
     def search(resumes: bool) -> bool:
-        if resumes or plans.plan_for(problem, device) is None:
+        if resumes or pick.plan_for(problem, device) is None:
             tuned_now(problem, device, index)
             forget()
-        if plans.plan_for(problem, device, None, allows_torch) is None:
+        if pick.plan_for(problem, device, None, allows_torch) is None:
             time_torch(problem, device, index)
             forget()
         return False
 
     wait_s = settings.tune_budget_s(Rules.problem_s)
-    if not plans.claim_on(problem, device).settle(is_known, search, wait_s, index):
+    if not pick.claim_on(problem, device).settle(is_known, search, wait_s, index):
         return None
-    return plans.plan_for(problem, device, None, allows_torch) or plans.plan_for(problem, device)
+    return pick.plan_for(problem, device, None, allows_torch) or pick.plan_for(problem, device)
 
 
 def fixed(call: Call) -> Config | None:
@@ -333,7 +333,7 @@ def _candidates(call: Call, device: devices.Device, allows_torch: bool) -> Itera
     if first == aten.CONFIG:  # torch refused the call
         first = planned(problem, index).config
     yield first
-    yield from (config for config in model.screened(problem, device, _FALLBACKS) if config != first)
+    yield from (config for config in waves.screened(problem, device, _FALLBACKS) if config != first)
 
 
 def prepared(call: Call, allows_torch: bool = False) -> launch.Launch | launch.SplitLaunch:
@@ -396,7 +396,7 @@ def warn_of_host() -> None:
 
 
 def interpret(call: Call) -> None:
-    launching.run_interpreted(call, fixed(call) or plans.interpreted(call.problem).config)
+    launching.run_interpreted(call, fixed(call) or pick.interpreted(call.problem).config)
 
 
 # --- Traced by torch's compiler ---

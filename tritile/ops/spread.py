@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from tritile.choose import aten, pick
+from tritile.choose.pick import Plan
 from tritile.core.call import Call
 from tritile.core.config import Config
 from tritile.core.device import Device, capturing
@@ -21,8 +23,6 @@ from tritile.families import launching
 from tritile.ops import memo
 from tritile.ops.dispatch import TENSORS
 from tritile.ops.memo import ByTorch, Key, Tensors, addresses_of, cache_launch
-from tritile.planning import aten, plans
-from tritile.planning.plans import Plan
 
 if TYPE_CHECKING:
     from tritile.tune.spread import Search
@@ -41,7 +41,7 @@ def planned(problem: Tiled, device: Device, index: int, allows_torch: bool) -> P
     search = _searches.get(place)
     if search is not None:  # the store has a part of its trials
         return search.plan
-    plan = plans.plan_for(problem, device, None, allows_torch)
+    plan = pick.plan_for(problem, device, None, allows_torch)
     assert plan is not None
     if place not in _searches and not capturing():
         _begin(plan, index, allows_torch)

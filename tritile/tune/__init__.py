@@ -12,7 +12,7 @@ How a problem of tritile's own operations is measured:
     now           tunes many problems, or one at its first call in mode "tune"
     spread        measures one while its calls go on, in mode "spread"
     subject       makes a problem's operands, and checks answers
-    calibrate     makes the portfolio of a class of problems
+    calibrate     times configs of a class of problems, and trains what predicts them
     suites        lists of problems
 
 `tritile.tuner` searches and measures.

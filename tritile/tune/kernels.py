@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import triton
 
+from tritile.choose import waves
 from tritile.core import device as devices
 from tritile.core.call import MatmulCall, Memory, View
 from tritile.core.problem import MatmulProblem
 from tritile.families.matmul_tile.family import FAMILY
-from tritile.planning import model
 from tritile.tuner.autotuner import Autotuner, autotune
 
 _KEY: Final = (
@@ -49,7 +49,7 @@ def likeliest(
     a = named["a_ptr"]
     device = devices.gpu(a.get_device()) if a.is_cuda else devices.target_device(_STAND_IN)
     by_text = {str(config): config for config in configs}
-    ranked = model.ranked(problem_of(named), device, FAMILY.name)
+    ranked = waves.ranked(problem_of(named), device, FAMILY.name)
     return [by_text[text] for config in ranked if (text := str(config.to_triton())) in by_text][:_MEASURED]
 
 

@@ -4,13 +4,13 @@ import contextlib
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from tritile.choose import aten, pick
+from tritile.choose.predictor import RACED
 from tritile.core import settings
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.errors import TuningError
-from tritile.planning import aten, plans
-from tritile.planning.portfolio import RACED
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.problem import TunableProblem, task_of
 from tritile.tuner.measure import engine
@@ -21,11 +21,11 @@ from tritile.tuner.store.trials import store_of
 
 
 def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
-    """Return the fastest of the likeliest configs of a problem's portfolio, else what a search finds.
+    """Return the fastest of the likeliest configs of a problem's class, else what a search finds.
 
     Trials are stored. Raises TuningError, with the reasons, if no config works.
     """
-    if likely := plans.likely(problem, device, RACED):
+    if likely := pick.likely(problem, device, RACED):
         with contextlib.suppress(TuningError):  # none of these works
             return searched_now(problem, device, gpu, among=likely)
     return searched_now(problem, device, gpu)
@@ -44,7 +44,7 @@ def tune(
     tasks = (task_of(each, device, force, among) for each in problems)
     for tuned in engine.tune(tasks, runner, rules, on_trial, should_continue):
         yield tuned
-        plans.forget()
+        pick.forget()
 
 
 def searched_now(
@@ -70,7 +70,7 @@ def time_torch(problem: Tiled, device: Device, gpu: int, shares_gpu: bool = Fals
     `shares_gpu`: a program uses the GPU meanwhile. Does nothing if torch has no single call for the problem,
     or if no config of it was measured.
     """
-    best = best_of(plans.trials(problem, device))
+    best = best_of(pick.trials(problem, device))
     if torch_calls.run_of(problem) is None or best is None or not best.us:
         return
     tunable, us, failure = TunableProblem(problem, device, shares_gpu), None, None

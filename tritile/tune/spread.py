@@ -13,6 +13,9 @@ from typing import Any, Final
 
 import torch
 
+from tritile.choose import aten, pick
+from tritile.choose.pick import Plan
+from tritile.choose.predictor import RACED
 from tritile.core import settings
 from tritile.core.call import call_for
 from tritile.core.config import Config
@@ -20,9 +23,6 @@ from tritile.core.log import log
 from tritile.errors import GpuTakenError, TuningError, brief
 from tritile.families import launching
 from tritile.families.space import illegal
-from tritile.planning import aten, plans
-from tritile.planning.plans import Plan
-from tritile.planning.portfolio import RACED
 from tritile.tune.now import time_torch
 from tritile.tune.subject.problem import TunableProblem, task_of
 from tritile.tuner.measure import engine
@@ -92,7 +92,7 @@ class Search(Turns):
         self._ended()
 
     def _ended(self) -> None:
-        plans.forget()  # of what is in the store now, another may be the fastest
+        pick.forget()  # of what is in the store now, another may be the fastest
         self._on_change()
 
     def _search(self) -> None:
@@ -101,12 +101,12 @@ class Search(Turns):
 
     def _measure(self) -> None:
         problem, device = self.plan.problem, self.plan.device
-        us = self.plan.us or plans.by_model(problem, device, "").us
+        us = self.plan.us or pick.by_model(problem, device, "").us
         if us is not None and us < TIMED_US:
             return self._end()
         if COPIES * problem.bytes > settings.spread_bytes():
             raise GpuTakenError(f"{COPIES} copies of its tensors take more than TRITILE_SPREAD_MEMORY")
-        task = task_of(problem, device, among=plans.likely(problem, device, RACED))
+        task = task_of(problem, device, among=pick.likely(problem, device, RACED))
         incumbent = task.incumbent if self.guess == aten.CONFIG else self.guess
         task = replace(task, tunable=self._tunable, incumbent=incumbent)
         rules = Rules(problem_s=settings.tune_budget_s(Rules.problem_s), checked=_CHECKED)
@@ -116,7 +116,7 @@ class Search(Turns):
             raise TuningError(tuned.failure) from tuned.cause
         if self._by_torch:
             time_torch(problem, device, self._gpu, shares_gpu=True)
-        trials = filter(self._may_run, plans.trials(problem, device, *([TORCH] * self._by_torch)))
+        trials = filter(self._may_run, pick.trials(problem, device, *([TORCH] * self._by_torch)))
         ranked = sorted(trials, key=lambda trial: (trial.time, trial.config.key))
         self._begin_turns(ranked, next((t for t in ranked if t.config == self.guess), None))
         if self.phase == "turns":

@@ -1,12 +1,8 @@
 """Predict a config's time at a problem, in microseconds: a roofline of four bounds that overlap.
 
 Programs wait for tiles, an SM works, device memory and the L2 cache move bytes; the slowest counts most. For
-a product the bounds follow from its tiles and from the K iterations of its programs, by `Constants`. Those of
-a portfolio are each config's own, fitted to its measurements. Elsewhere `product_us` derives them from what a
-program does and from `Fit`, which all products share, on any GPU.
-
-The formula takes numbers, tensors over many sizes (to fit constants) or arrays over many configs (to predict
-all of a portfolio at once).
+a product the bounds follow from its tiles, from the K iterations of its programs and what these
+do, and from `Fit`, which all products share, on any GPU.
 """
 
 from collections.abc import Iterable
@@ -26,7 +22,7 @@ def overlapped(start: Any, bounds: Iterable[Any], power: Any) -> Any:
 
 
 class Facts(NamedTuple):
-    """Hold what a product's time depends on other than its config: numbers, or tensors over many products."""
+    """Hold what a product's time depends on other than its config."""
 
     m: Any
     n: Any
@@ -49,30 +45,8 @@ class Facts(NamedTuple):
     processors: Any
 
 
-@dataclass(frozen=True)
-class Constants:
-    """Hold the constants of a config of a product, in microseconds unless said otherwise."""
-
-    start: float = 2.0  # to start and end
-    turn: float = 0.2  # latency of a K iteration
-    missed: float = 0.1  # added to `turn` if tiles come from device memory
-    fill: float = 1.5  # to fill the pipeline and store, for each round of programs
-    work: float = 0.2  # of an SM for a K iteration
-    store: float = 0.8  # of an SM for the rest of a tile
-    memory: float = 4.1e6  # bytes per microsecond from device memory
-    cache: float = 1.2e7  # bytes per microsecond from the L2 cache
-    odd_a: float = 0.5  # share by which tiles of a take longer if rows do not start on sectors
-    odd_b: float = 0.4  # the same for b
-    odd_out: float = 0.2  # the same for the result
-    odd_line: float = 0.1  # share by which tiles take longer if rows do not start on lines
-    by_row: float = 0.05  # share of `work` added if b is row-major, and so read across K
-    blend: float = 2.0  # the larger, the less the faster bounds add to the slowest
-    parts: float = 3e6  # bytes per microsecond of sums that programs share
-    copy: float = 1.5  # of an operand that is copied first, besides its bytes
-
-
 class Shape(NamedTuple):
-    """Hold what a config's time depends on: numbers, or arrays over many configs."""
+    """Hold what a product's time depends on in a config."""
 
     block_m: Any
     block_n: Any
@@ -93,62 +67,13 @@ def shape_of(config: Config, resident: int, rights: int = 1) -> Shape:
     return Shape(m, n, kwargs["BLOCK_K"], split, slots, shared, config.num_ctas, tail)
 
 
-def _lesser(x: Any, y: Any) -> Any:
-    return (x + y - abs(x - y)) / 2
-
-
-def _larger(x: Any, y: Any) -> Any:
-    return (x + y + abs(x - y)) / 2
-
-
 TURNS: Final = 4  # the fewest K iterations of a part of a split tile
 MOST_PARTS: Final = 255  # of a split tile
 
 
-def tail_parts(rest: Any, blocks: Any, processors: Any) -> Any:
+def tail_parts(rest: int, blocks: int, processors: int) -> int:
     """Return in how many parts of K each of `rest` tiles is made, which are fewer than there are SMs."""
-    return _larger(_lesser(_lesser(processors // _larger(rest, 1), blocks // TURNS), MOST_PARTS), 1)
-
-
-def product_parts(shape: Shape, facts: Facts, c: Any) -> tuple[Any, ...]:
-    m, n, k = facts.m, facts.n, facts.k
-    tiles_m, tiles_n = -(-m // shape.block_m), -(-n // shape.block_n)
-    tiles = tiles_m * tiles_n * facts.batch
-    blocks = -(-k // shape.block_k)
-    iterations = -(-blocks // shape.split)
-    processors = facts.processors // shape.ctas
-    busiest = -(-tiles * shape.split // processors)  # programs of the busiest SM
-    rounds = -(-busiest // shape.slots)
-    rest = shape.tail * (tiles % processors)
-    parts = tail_parts(rest, blocks, processors)
-    saved = _lesser(rest, 1) * (1 - 1 / parts)  # of the last wave
-    busiest, rounds = busiest - saved, rounds - saved
-
-    row_a = _lesser(m, shape.block_m) * facts.size_a  # bytes of a tile per element of K
-    row_b = _lesser(n, shape.block_n) * facts.size_b
-    rows = row_a + row_b
-    odd = (c.odd_a * facts.odd_a + c.odd_line * facts.off_a) * row_a
-    odd = odd + (c.odd_b * facts.odd_b + c.odd_line * facts.off_b) * row_b
-    slow = 1 + odd / rows
-    stored = 1 + c.odd_out * facts.odd_out
-    bands = -(-tiles_m // 8)
-    moved = (facts.bytes_a + facts.bytes_b * (1 + (bands - 1) * facts.reread)) * facts.batch
-    read = tiles * rows * k
-    missed = _lesser(moved / read, 1)
-
-    wait = rounds * (iterations * (c.turn + c.missed * missed) * slow + c.fill * stored)
-    work = busiest * (iterations * c.work * (1 + c.by_row * facts.by_row) + c.store * stored)
-    memory = (moved * slow + facts.bytes_out * stored) / c.memory
-    cache = read * slow / c.cache
-    power = 1 + c.blend
-    us = overlapped(c.start, (wait, work, memory, cache), power)
-    shared = shape.shared * tiles + 8.0 * shape.block_m * shape.block_n * rest * (parts - 1)
-    us = us + shared / c.parts + facts.copies * (c.copy + 2 * facts.copied / c.memory)
-    waves = tiles * shape.split / (processors * shape.slots)
-    edges = tiles_m * shape.block_m / m, tiles_n * shape.block_n / n
-    bounds = wait / us, work / us, memory / us, cache / us
-    ratios = waves, rounds / waves, *edges, iterations, missed
-    return us, *bounds, *ratios, *shape[:5]
+    return max(1, min(processors // max(rest, 1), blocks // TURNS, MOST_PARTS))
 
 
 def facts_of(problem: MatmulProblem, device: Device, copies: bool) -> Facts:
@@ -216,19 +141,47 @@ class Fit:
 FIT: Final = Fit()
 
 
+_ODD_A, _ODD_B, _ODD_OUT = 0.5, 0.4, 0.2  # share by which tiles take longer if rows start on no sectors
+_OFF_LINE: Final = 0.1  # the same if rows of a or b do not start on lines
+_BY_ROW: Final = 0.05  # share of an SM's work added if b is row-major, and so read across K
+_POWER: Final = 1.5  # the larger, the less the faster bounds add to the slowest
+_SUMS: Final = 5e6  # bytes a microsecond of sums that programs share
+_COPY_US: Final = 1.0  # of an operand that is copied first, besides its bytes
+
+
 def product_us(config: Config, facts: Facts, device: Device, made: Program, fit: Fit = FIT) -> float:
     """Return predicted microseconds of a product by a config."""
-    shape, clocks = shape_of(config, made.resident, made.rights), device.clock_ghz * 1e3
-    persistent, split = bool(dict(config.kwargs).get("PERSISTENT", False)), shape.split
+    shape, clocks, f = shape_of(config, made.resident, made.rights), device.clock_ghz * 1e3, facts
+    persistent = bool(dict(config.kwargs).get("PERSISTENT", False))
+    tiles_m, tiles_n = -(-f.m // shape.block_m), -(-f.n // shape.block_n)
+    tiles, blocks = tiles_m * tiles_n * f.batch, -(-f.k // shape.block_k)
+    turns, processors = -(-blocks // shape.split), f.processors // shape.ctas
+    busiest = -(-tiles * shape.split // processors)  # programs of the busiest SM
+    rounds = -(-busiest // shape.slots)
+    rest = shape.tail * (tiles % processors)  # tiles of the last wave that are made in parts of K
+    parts = tail_parts(rest, blocks, processors)
+    saved = min(rest, 1) * (1 - 1 / parts)  # of the last wave
+
+    row_a, row_b = min(f.m, shape.block_m) * f.size_a, min(f.n, shape.block_n) * f.size_b  # bytes along K
+    odd = (_ODD_A * f.odd_a + _OFF_LINE * f.off_a) * row_a + (_ODD_B * f.odd_b + _OFF_LINE * f.off_b) * row_b
+    slow, stored = 1 + odd / (row_a + row_b), 1 + _ODD_OUT * f.odd_out
+    moved = (f.bytes_a + f.bytes_b * (1 + (-(-tiles_m // 8) - 1) * f.reread)) * f.batch
+
     work = fit.multiply * (1.0 if made.whole else fit.small) * made.multiply
-    work += fit.load * made.loads + made.instructions
-    work += fit.turn + fit.warp * made.warps
-    turn = max(work, (work + fit.latency) / max(1, config.num_stages - 1))
-    constants = Constants(
-        # A persistent program fills its pipeline once: the next tile's loads overlap the end of the last.
-        start=fit.start + fit.fill * persistent + fit.rendezvous * (split > 1),
-        turn=turn / clocks, missed=0.0, fill=fit.fill * (not persistent), work=work / clocks,
-        store=made.stored / fit.stored / clocks, memory=device.memory_gbps * fit.memory * 1e3,
-        cache=fit.l2 * device.processors * clocks, blend=0.5, parts=5e6, copy=1.0,
-    )  # fmt: skip
-    return float(product_parts(shape, facts, constants)[0])
+    work += fit.load * made.loads + made.instructions + fit.turn + fit.warp * made.warps
+    turn = max(work, (work + fit.latency) / max(1, config.num_stages - 1)) / clocks
+    # A persistent program fills its pipeline once: the next tile's loads overlap the end of the last.
+    fill = 0.0 if persistent else fit.fill
+    bounds = (
+        (rounds - saved) * (turns * turn * slow + fill * stored),  # the wait for tiles
+        (busiest - saved)
+        * (turns * work * (1 + _BY_ROW * f.by_row) + made.stored / fit.stored * stored)
+        / clocks,
+        (moved * slow + f.bytes_out * stored) / (device.memory_gbps * fit.memory * 1e3),
+        tiles * (row_a + row_b) * f.k * slow / (fit.l2 * device.processors * clocks),
+    )
+    start = fit.start + fit.fill * persistent + fit.rendezvous * (shape.split > 1)
+    us = overlapped(start, bounds, _POWER)
+    us += (shape.shared * tiles + 8.0 * shape.block_m * shape.block_n * rest * (parts - 1)) / _SUMS
+    us += f.copies * (_COPY_US + 2 * f.copied / (device.memory_gbps * fit.memory * 1e3))
+    return float(us)

@@ -1,1 +1,1 @@
-"""Calibration: measure configs of a class at many sizes, choose a portfolio, fit what predicts its times."""
+"""Calibration: time configs of a class at many sizes, and train what predicts their times."""

@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
+from tritile.choose.classes import MOVED, OPERATIONS, ROWS, SIDES, class_of
 from tritile.core.problem import MatmulProblem, Tiled
-from tritile.planning.classes import MOVED, OPERATIONS, ROWS, SIDES, class_of
 from tritile.tune.suites import OF_ITEMSIZE, Case
 
 _LAYOUTS: Final = ("NN", "NT")

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tritile.choose import aten, waves
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
@@ -20,7 +21,6 @@ from tritile.errors import TuningError, brief
 from tritile.families import launching
 from tritile.families.launching import compiled_for
 from tritile.families.space import unbanded, worthwhile
-from tritile.planning import aten, model
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.answers import torch_fp32
 from tritile.tune.subject.operands import copies_of, run_of
@@ -69,7 +69,7 @@ class Chooser:
     def _predicted(self, problem: Tiled) -> Times:
         if problem not in self._times:
             own = useful(self._configs, problem, self._device)
-            self._times[problem] = {c: model.predict_us(c, problem, self._device) for c in own}
+            self._times[problem] = {c: waves.predict_us(c, problem, self._device) for c in own}
         return self._times[problem]
 
     def choose(self, problem: Tiled) -> list[Config]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tritile.choose import aten, pick, waves
+from tritile.choose.predictor import RACED
 from tritile.core.call import Call
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -16,8 +18,6 @@ from tritile.families import launching
 from tritile.families.launching import compiled_for
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
-from tritile.planning import aten, model, plans
-from tritile.planning.portfolio import RACED
 from tritile.runtime.ahead import Resources, check_fits
 from tritile.runtime.native import loaded
 from tritile.tune.subject import answers, torch_calls
@@ -83,18 +83,18 @@ class ProblemSpace:
 
     @functools.cached_property
     def _ranked(self) -> list[Config]:
-        return list(dict.fromkeys([*self.seeds, *model.ranked(self.problem, self.device)]))
+        return list(dict.fromkeys([*self.seeds, *waves.ranked(self.problem, self.device)]))
 
     def opening(self, count: int) -> list[Config]:
         """Return the seeds, then each family's likeliest in turn, over varied tiles."""
         if count not in self._likely:  # a search calls this before each round
-            self._likely[count] = model.screened(self.problem, self.device, count)
+            self._likely[count] = waves.screened(self.problem, self.device, count)
         return list(dict.fromkeys([*self.seeds, *self._likely[count]]))[:count]
 
     def neighbours(self, config: Config) -> list[Config]:
         """Return every legal config one step away, in order of predicted time."""
         legal = [step for step in steps(config, self.problem.op) if step in self]
-        return sorted(legal, key=lambda c: (model.predict_us(c, self.problem, self.device), c.key))
+        return sorted(legal, key=lambda c: (waves.predict_us(c, self.problem, self.device), c.key))
 
     def __contains__(self, config: object) -> bool:
         return isinstance(config, Config) and illegal(config, self.problem, self.device) is None
@@ -172,8 +172,8 @@ class _Harness:
 
 def task_of(problem: Tiled, device: Device, force: bool = False, among: Sequence[Config] = ()) -> TuningTask:
     """Return the task of a problem: its legal configs, or those `among`; no stored trials if `force`."""
-    earlier = [] if force else plans.trials(problem, device)
-    tabled, predicted = plans.tabled(problem, device), plans.by_portfolio(problem, device)
+    earlier = [] if force else pick.trials(problem, device)
+    tabled, predicted = pick.tabled(problem, device), pick.by_predictor(problem, device)
     seeds = [plan.config for plan in (tabled, predicted) if plan is not None]
     best = best_of(trial for trial in earlier if trial.right)
     space = Listed(among) if among else ProblemSpace(problem, device, seeds)
@@ -187,8 +187,8 @@ def is_tuned(problem: Tiled, device: Device) -> bool:
 
     Only trials of the current kernels and versions count.
     """
-    trials = plans.trials(problem, device)
-    raced = set(plans.likely(problem, device, RACED))  # all that mode "tune" tries
+    trials = pick.trials(problem, device)
+    raced = set(pick.likely(problem, device, RACED))  # all that mode "tune" tries
     if {trial.config for trial in trials} <= raced or not any(trial.right for trial in trials):
         return False
-    return {trial.config.family for trial in trials} >= set(model.families(problem, device))
+    return {trial.config.family for trial in trials} >= set(waves.families(problem, device))

@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import torch
 
+from tritile.choose import aten
 from tritile.core import torch_private
 from tritile.core.call import GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 from tritile.core.epilogue import Epilogue, apply_epilogue_in_dtype
 from tritile.core.problem import FP8_DTYPES, MatmulProblem, QuantizedProblem, Tiled
 from tritile.families import torch_kernels
 from tritile.families.quantized.unpacked import Unpack
-from tritile.planning import aten
 from tritile.tune.subject.operands import matrix
 from tritile.tune.suites import OF_ITEMSIZE
 

@@ -1,4 +1,4 @@
-"""Name the class of a problem: problems of one class share a portfolio of configs.
+"""Name the class of a problem: problems of one class choose among the same configs.
 
 A class is a dtype, a layout and an alignment: what a compiled kernel depends on besides its config. Sizes and
 strides do not matter. A problem whose dtype, layout or epilogue has no class of its own uses the closest one.
@@ -35,9 +35,16 @@ MEASURED: Final = {
     "inner_dim_kept": Class("permute", "elements of 1 to 16 bytes, the densest dimension kept"),
 }
 
+_HALVES: Final = ("bf16_nn", "bf16_nt", "unaligned_16bit", "fp16x3")
+
+
+def group_of(name: str) -> str:
+    """Return the group of a class: classes of one share what is learnt of a config."""
+    return "16bit" if name in _HALVES else MEASURED[name].op if MEASURED[name].op == "permute" else name
+
 
 def class_of(problem: Tiled) -> str | None:
-    """Return the class whose portfolio serves a problem, None if none does.
+    """Return the class whose configs serve a problem, None if none does.
 
     Products of 16-bit types go by b's layout, whatever a's, and whether or not they are batched, gated or
     have an epilogue. A result whose rows do not start on 16 bytes counts as unaligned, as an operand does.

@@ -8,15 +8,14 @@ import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Any
 
+from tritile.choose.inputs import POINTERS, facts_at
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import GroupedProblem, Tiled
 from tritile.families.common.cost import Program, product_us
 from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal, legal_configs, worthwhile
-from tritile.planning.formula import FORMULAS
 
 _SHAPES = 4  # the least number of tile shapes among configs to try first
 
@@ -26,12 +25,10 @@ def predict_us(config: Config, problem: Tiled, device: Device) -> float:
     if not isinstance(cost, Program):
         return cost
     seen = problem.even if isinstance(problem, GroupedProblem) else problem
-    return product_us(config, _facts(seen, device, FORMULAS[seen.op].key(config)), device, cost)
+    return product_us(config, _facts(seen, device, config.family != POINTERS), device, cost)
 
 
-@functools.lru_cache(256)
-def _facts(problem: Tiled, device: Device, key: Any) -> Any:
-    return FORMULAS[problem.op].facts(problem, device, key)
+_facts = functools.lru_cache(256)(facts_at)
 
 
 def _order(problem: Tiled, device: Device) -> Callable[[Config], tuple[float, str]]:
@@ -53,11 +50,11 @@ def pick(problem: Tiled, device: Device) -> Config:
     return likeliest(legal_configs(problem, device), problem, device)
 
 
-def outside_portfolios(problem: Tiled, device: Device, except_of: Collection[str] = ()) -> list[Config]:
-    """Return the configs worth running that portfolios leave out, in the order in which they are taken.
+def with_margins(problem: Tiled, device: Device, except_of: Collection[str] = ()) -> list[Config]:
+    """Return the configs worth running of families with margins, in the order in which they are taken.
 
-    Their families have margins: formulas that were fitted to measurements, whose times are microseconds.
-    `except_of`: families whose configs are in the problem's portfolio after all, as boxes may be.
+    Their formulas were fitted to measurements, so that they give microseconds. `except_of`: families whose
+    configs are in the problem's class after all, as boxes may be.
     """
     found: dict[Config, float] = {}
     for name in contenders(problem):

@@ -1,35 +1,40 @@
-"""Find the tables that serve a GPU, and in them the portfolio of a class of problems.
+"""Find what serves a GPU: tables of measurements, and the predictor of a class of problems.
 
-Asked in this order:
+A table is asked in this order:
 
 1. pinned: the file that `TRITILE_TABLE` names, if it is of this GPU model.
-2. calibrated: what `tritile tune --calibrate` measured on this machine.
-3. shipped: `tritile/tables/<gpu>.json`, measured on this GPU model, then the tables of GPUs like it.
+2. shipped: `tritile/tables/<gpu>.json`, measured on this GPU model, then the tables of GPUs like it.
+
+A predictor is what `tritile tune --calibrate` trained on this machine, then what ships for GPUs like it.
 
 A GPU is like another if it has the same architecture, so that both run the same machine code, and a memory
-bandwidth within a factor of 1.5. What was fitted to measurements of one then predicts for the other: formulas
+bandwidth within a factor of 1.5. What was trained by measurements of one then predicts for the other: inputs
 count tiles by each GPU's own number of SMs. A measurement of one problem counts only if both have as many.
 
-To ship a GPU: `tritile tune`, `tritile tune --calibrate all`, then `tritile export --output
-tritile/tables/<gpu>.json`. Tables are found by the names of their files.
+To ship a GPU: `tritile tune`, then `tritile export --output tritile/tables/<gpu>.json`; sweeps of it, and
+tuning/train.py. Tables are found by the names of their files.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Final
 
+from tritile.choose.classes import MEASURED
+from tritile.choose.predictor import Predictor
+from tritile.choose.predictor import read as read_predictor
+from tritile.choose.table import Table, read
 from tritile.core.device import Device
+from tritile.core.permutation import PermuteProblem
 from tritile.core.settings import cache_dir, table_path
 from tritile.errors import InvalidValueError
-from tritile.planning.aten import OTHER, AtenTimes, versions
-from tritile.planning.portfolio import Portfolio
-from tritile.planning.table import Table, read
 from tritile.tuner.store.files import opened, state_of
 from tritile.tuner.store.tables import is_kernel_table
 
+WHAT: Final = ("products", "permutations")  # that predictors are trained for
+_UNUSED: Final = "a predictor is not used: "
 _LIKE_GBPS: Final = 1.5  # the ratio of memory bandwidths up to which one GPU is like another
 
 
@@ -51,14 +56,14 @@ def pinned(device: Device) -> Table | None:
         raise type(error)(f"TRITILE_TABLE: {error}") from error
 
 
-def calibrated(device: Device) -> Table | None:
-    """Return what `tritile tune --calibrate` measured for a GPU model on this machine; None if nothing."""
-    path = calibrated_path(device)
-    return _of_just(device, path, "portfolios are not used: ") if state_of(path) else None
+def calibrated_path(device: Device, what: str) -> Path:
+    """Return the file of what `tritile tune --calibrate` trained here: "products" or "permutations"."""
+    return cache_dir() / f"{device.slug}.{what}.predictor.json"
 
 
-def calibrated_path(device: Device) -> Path:
-    return cache_dir() / f"{device.slug}.portfolios.json"
+def sweeps_path(device: Device) -> Path:
+    """Return the folder of what `tritile tune --calibrate` timed here, a file a class."""
+    return cache_dir() / f"{device.slug}.sweeps"
 
 
 def shipped(device: Device) -> tuple[Table, ...]:
@@ -81,7 +86,9 @@ def like(device: Device) -> tuple[Table, ...]:
 def _like(name: str, slug: str, arch: int | str, processors: int, gbps: float) -> tuple[Table, ...]:
     found = []
     for file in _folder().iterdir():
-        table = opened(read, file, "a shipped table is not used: ") if file.name.endswith(".json") else None
+        if not file.name.endswith(".json") or file.name.endswith(".predictor.json"):
+            continue
+        table = opened(read, file, "a shipped table is not used: ")
         if table is None:
             continue
         least, most = sorted((table.device.get("memory_gbps", 0.0), gbps))
@@ -101,26 +108,45 @@ def serving(device: Device) -> Iterator[tuple[Table, str]]:
     """Yield the tables that serve a GPU in their order, each with words for where it comes from."""
     if fixed := pinned(device):
         yield fixed, "measured, in the pinned table"
-    if own := calibrated(device):
-        yield own, "measured here"
     for table in like(device):
         of = table.device["name"]
         yield table, f"measured on {of if of == device.name else f'a similar GPU, {of}'}"
 
 
-def portfolio(name: str | None, device: Device) -> tuple[Portfolio, Table, str] | None:
-    """Return a class's portfolio for a GPU, its table and where that is from; None if no table has one."""
-    for each, where in serving(device):
-        if name and name in each.portfolios:
-            return each.portfolios[name], each, where
-    return None
+def predictor(name: str | None, device: Device) -> tuple[Predictor, str] | None:
+    """Return what predicts a class on a GPU, with words for where it comes from; None if nothing does."""
+    if name is None:
+        return None
+    what = what_of(name)
+    path, file = calibrated_path(device, what), _folder() / f"{what}.predictor.json"
+    own = opened(read_predictor, path, _UNUSED) if state_of(path) else None
+    if own is not None and name in own.classes and device.name in own.classes[name].gpus:
+        return own, "measured here"
+    made = opened(read_predictor, file, _UNUSED) if file.is_file() else None
+    if made is None or name not in made.classes:
+        return None
+    of = _nearest(made, made.classes[name].gpus, device)
+    if of is None:
+        return None
+    return made, f"measured on {of if of == device.name else f'a similar GPU, {of}'}"
 
 
-def shortlist(name: str | None, device: Device) -> Portfolio | None:
-    """Return the configs among which the model picks for a class; None if no table has such."""
-    return next(
-        (each.shortlists[name] for each, _ in serving(device) if name and name in each.shortlists), None
-    )
+def what_of(name: str) -> str:
+    """Return the name of the predictor that has a class."""
+    return WHAT[MEASURED[name].op == PermuteProblem.op]
+
+
+def _nearest(made: Predictor, swept: Collection[str], device: Device) -> str | None:
+    """Return the name of the GPU, of those that a class was swept on, that is most like this one."""
+    ratios = {
+        each["name"]: max(each["memory_gbps"] / device.memory_gbps, device.memory_gbps / each["memory_gbps"])
+        for each in made.devices
+        if each["name"] in swept and each["arch"] == device.arch and device.memory_gbps
+    }
+    if device.name in ratios:
+        return device.name
+    of = min(ratios, key=lambda name: ratios[name], default=None)
+    return None if of is None or ratios[of] > _LIKE_GBPS else of
 
 
 def has_table(device: Device) -> bool:
@@ -129,21 +155,8 @@ def has_table(device: Device) -> bool:
 
 
 def is_calibrated(device: Device) -> bool:
-    return any(each.portfolios for each, _ in serving(device))
-
-
-def aten_times(name: str | None, device: Device) -> tuple[AtenTimes, float] | None:
-    """Return what predicts torch's times for a class on a GPU; None if no table does.
-
-    With it comes a factor that widens margins: above 1 if torch or cuBLAS is of another version than was
-    timed, and on another GPU.
-    """
-    for table, _ in serving(device):
-        for each in table.aten:
-            if name in each.classes:
-                same = each.versions == versions() and table.device["name"] == device.name
-                return each, 1.0 if same else OTHER
-    return None
+    """True if something predicts for this GPU."""
+    return any(predictor(name, device) for name in MEASURED)
 
 
 def is_by_aten(kind: str, device: Device) -> bool:

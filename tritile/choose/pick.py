@@ -4,13 +4,13 @@
 2. The store: measurements of exactly this problem on this GPU.
 3. The shipped table: kinds of products that it leaves to torch's kernel, then measurements of exactly this
    problem on this GPU model or a similar one.
-4. The portfolio of the problem's class, or a family that portfolios leave out, if its own formula, which was
-   fitted to measurements, predicts it to be faster.
-5. torch's kernel, on a GPU model without a table and not like one that has: for products that torch makes in
-   one launch, and is not known to be slow at (`aten.does_no_harm`).
-6. The model: each family's estimate of its own configs.
+4. The predictor of the problem's class. Families with a margin compete by formulas of their own, which were
+   fitted to measurements: no sweep times their configs beside the others (`_or_other_family`).
+5. torch's kernel, on a GPU that no table and no predictor serves: for products that torch makes in one
+   launch, and is not known to be slow at (`aten.does_no_harm`).
+6. The waves: each family's own estimate of its configs, by tiles and a roofline.
 
-torch's kernel then takes its place if it is faster (`_or_aten`). Mode "off" uses only the model, and mode
+torch's kernel then takes its place if it is faster (`_or_aten`). Mode "off" uses only the waves, and mode
 "strict" only measurements of the kernels as they are now. In mode "tune" `plan_for` returns None for what 1
 and 2 do not have, and `ops/request.py` has `tune/now.py` measure it.
 """
@@ -20,6 +20,10 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Final, NamedTuple
 
+from tritile.choose import aten, gpu_tables, waves
+from tritile.choose.classes import class_of
+from tritile.choose.predictor import Predictor
+from tritile.choose.table import Table
 from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import HOST, Device
@@ -43,10 +47,6 @@ from tritile.families.fp16x3.lowering import error_bound
 from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal
 from tritile.families.work import workspace_bytes
-from tritile.planning import aten, gpu_tables, model
-from tritile.planning.classes import class_of
-from tritile.planning.portfolio import RACED
-from tritile.planning.table import Table
 from tritile.tuner import sync
 from tritile.tuner.plan import Planned
 from tritile.tuner.store.claims import Claim
@@ -54,9 +54,10 @@ from tritile.tuner.store.trial import TORCH, Trial, best_of
 from tritile.tuner.store.trials import store_of
 
 _NO_HARM: Final = "nothing was measured on this GPU model; tritile tune measures it"
-_NO_PORTFOLIO: Final = "no portfolio covers this problem"
+_NO_PREDICTOR: Final = "no predictor covers this problem"
 _HOPPER: Final = 90  # the GPUs for which the bound of fp16x3 is derived
-_OTHERS: Final = 2  # configs of families that portfolios leave out, which mode "tune" times
+_OTHERS: Final = 2  # configs of families with margins, which mode "tune" times
+_SHOWN: Final = 5  # candidates of a plan
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,7 +68,7 @@ class Plan(Planned):
         problem: what is computed; its `label` is a short name.
         config: the config that runs. Its family is "aten" for torch's own kernel.
         source: "exact" (measured here for exactly this problem), "pinned" (in the table of TRITILE_TABLE),
-            "table" (shipped with tritile), "predicted" (by a formula fitted to measurements at other sizes),
+            "table" (shipped with tritile), "predicted" (by measurements at other sizes),
             "torch" (torch's own kernel: nothing was measured on this GPU model or one like it), "model" (by
             the family's own estimate: no problem of its class was measured, or mode is "off", or the call
             has only one config), "host" (tensors are in host memory, where torch computes) or
@@ -89,6 +90,16 @@ class Plan(Planned):
     other_error: float = 0.0
 
     @property
+    def candidates(self) -> tuple[tuple[float, Config], ...]:
+        """Microseconds and config of what is predicted fastest, at most five, torch's kernel among them.
+
+        () if nothing predicts such problems on this GPU.
+        """
+        if self.device == HOST:
+            return ()
+        return tuple(candidates(self.problem, self.device, uses_aten()))
+
+    @property
     def workspace(self) -> int:
         """Bytes of workspace that a call allocates while it runs; 0 in the interpreter."""
         by_torch = self.config == aten.CONFIG and not isinstance(self.problem, QuantizedProblem)
@@ -104,6 +115,10 @@ class Plan(Planned):
             name = "tritile" if self.config == aten.CONFIG else "torch"
             behind = "" if self.us is None else f", {self.other_us / self.us:.2f} times as long"
             rows = (*rows, (name, f"{self.other_us:.1f} us{behind}: {self.other}"))
+        found = self.candidates
+        names = ["torch's kernel" if config == aten.CONFIG else str(config) for _, config in found]
+        told = [f"{us:.1f} us {name}" for (us, _), name in zip(found, names, strict=True)]
+        rows = (*rows, *zip(["predicted", *[""] * len(told)], told, strict=False))
         rows = (*rows, ("memory", f"{self.workspace} bytes of workspace"))
         problem = self.problem
         if not isinstance(problem, MatmulProblem | GroupedProblem) or problem.dtype not in PRECISIONS_OF:
@@ -246,7 +261,7 @@ def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -
         plan = _by_rule(problem, device) or plan
     if mode == "strict":
         if plan is None or not plan.current:
-            plan = by_portfolio(problem, device)
+            plan = by_predictor(problem, device)
         if plan is None or not plan.current:
             raise NotTunedError(
                 f"mode is strict, and no measurement covers {problem.label} on {device.name}: run `tritile "
@@ -255,12 +270,12 @@ def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -
         return plan
     if plan is not None:
         return plan
-    plan = by_portfolio(problem, device)
+    plan = by_predictor(problem, device)
     if plan is not None:
         return _or_other_family(plan)
     if allows_torch and not gpu_tables.has_table(device) and aten.does_no_harm(problem, device):
         return Plan(problem, aten.CONFIG, "torch", device, None, _NO_HARM)
-    return by_model(problem, device, _NO_PORTFOLIO)
+    return by_model(problem, device, _NO_PREDICTOR)
 
 
 # --- Measurements of just this problem: the store and the tables ---
@@ -359,6 +374,7 @@ class _TorchTime(NamedTuple):
     where: str
     margin: float = 1.0  # how many times as long the other config has to take for torch's kernel to run
     error: float = 0.0  # the share by which a predicted time may be off
+    is_least: bool = False  # it may take far longer
 
 
 def _or_aten(plan: Plan, mode: str, measured: list[Trial]) -> Plan | None:
@@ -378,6 +394,7 @@ def _or_aten(plan: Plan, mode: str, measured: list[Trial]) -> Plan | None:
     if torch_time is None:
         return plan
     is_slower = plan.us is not None and plan.us >= torch_time.margin * torch_time.us
+    is_slower = is_slower and not torch_time.is_least
     if is_slower and pinned is not None:
         plan = replace(plan, why=f"{plan.why}; torch's kernel is faster, but a pinned table keeps it out")
     if not is_slower or pinned is not None or aten.illegal(problem) is not None:
@@ -405,99 +422,122 @@ def _torch_measured(plan: Plan, pinned: Table | None, measured: list[Trial]) -> 
 
 
 def _torch_predicted(problem: Product | QuantizedProblem, plan: Plan) -> _TorchTime | None:
+    """Return torch's time as it is predicted, whatever version of torch was timed: the plan names it."""
     product, device = aten.product_of(problem), plan.device
     if plan.source == "model" or not isinstance(product, MatmulProblem) or not aten.matches_sweeps(product):
         return None
-    found = gpu_tables.aten_times(class_of(product), device)
-    if found is None:
+    name = class_of(product)
+    found = gpu_tables.predictor(name, device)
+    if found is None or name is None:
         return None
-    times, of_others = found
-    us = times.us(product, device) + aten.unpack_us(problem, device)
-    margin = of_others * times.margin * (1.0 if plan.source == "predicted" else 1 + times.error)
-    where = f"predicted, typically within {times.error:.0%} on held-out sizes"
-    return _TorchTime(us, "predicted", where, margin, of_others * (1 + times.error) - 1)
+    made, _ = found
+    us = made.torch_us(name, product, device)
+    if us is None:
+        return None
+    error = made.classes[name].loss.torch
+    where = f"predicted, typically within {error:.0%} on held-out sizes"
+    if (used := aten.versions()) != dict(made.versions):
+        timed, now = (aten.version_words(each) for each in (made.versions, used))
+        where += f"; {timed} was timed, and {now} is in use"
+    is_least = made.is_least(name, product)
+    if is_least:
+        where += "; it may take far longer at sizes beyond those that were timed"
+    margin = 1.0 if plan.source == "predicted" else 1 + error
+    us += aten.unpack_us(problem, device)
+    return _TorchTime(us, "predicted", where, margin, error, is_least)
 
 
-# --- Portfolios and the model: predictions ---
+# --- Predictions ---
 
 
 def likely(problem: Tiled, device: Device, count: int) -> list[Config]:
-    """Return the portfolio's `count` fastest configs, and up to two of families that portfolios leave out.
+    """Return a class's `count` fastest configs, and up to two of families with margins.
 
-    All are by prediction. Return [] for a class without a portfolio or a shortlist.
+    All are by prediction. Return [] for a class without a predictor.
     """
     name = class_of(problem)
-    found = gpu_tables.portfolio(name, device)
-    own = found[0] if found is not None else gpu_tables.shortlist(name, device)
-    if own is None:
+    found = gpu_tables.predictor(name, device)
+    if found is None or name is None:
         return []
-    ranked = [config for _, config in own.ranked(problem, device, count)]
-    return list(dict.fromkeys((*ranked, *model.outside_portfolios(problem, device, own.families)[:_OTHERS])))
+    ranked = [config for _, config in found[0].ranked(name, problem, device, count)]
+    others = waves.with_margins(problem, device, _families(found[0], name))[:_OTHERS]
+    return list(dict.fromkeys((*ranked, *others)))
 
 
-def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
-    """Return the config that the class's portfolio predicts to be fastest, or the model's of its shortlist.
+def _families(made: Predictor, name: str) -> frozenset[str]:
+    return frozenset(config.family for config in made.configs(name))
 
-    None for a class without either.
-    """
+
+def by_predictor(problem: Tiled, device: Device) -> Plan | None:
+    """Return the config that is predicted to be fastest; None for a class without a predictor."""
     name = class_of(problem)
-    found = gpu_tables.portfolio(name, device)
-    if found is None:
-        shortlist = gpu_tables.shortlist(name, device)
-        configs = [config for _, config in shortlist.ranked(problem, device, RACED)] if shortlist else []
-        if not configs:
-            return None
-        unmeasured = f"class {name} was not measured on {device.name}"
-        why = f"predicted to be the fastest of a shortlist, because {unmeasured}"
-        return _by_model(model.likeliest(configs, problem, device), problem, device, why, False)
-    portfolio, table, where = found
-    ranked = portfolio.ranked(problem, device, 2)
+    found = gpu_tables.predictor(name, device)
+    if found is None or name is None:
+        return None
+    made, where = found
+    ranked = made.ranked(name, problem, device, 2)
     if not ranked:
         return None
     us, config = ranked[0]
     behind = ""
-    if ranked[1:] and ranked[1][0] >= us:  # one that is dominated may be predicted to be faster
+    if ranked[1:] and ranked[1][0] >= us:  # one that comes last may be predicted to be faster
         behind = f"; the next is predicted to take {ranked[1][0] / us:.3f} times as long"
-    loss, current = portfolio.loss, table.is_current(problem.op, config.family)
+    loss, current = made.classes[name].loss, made.is_current(name, config)
     why = (
-        f"predicted to be the fastest of the {len(portfolio.configs)} configs of {portfolio.name}, {where}"
-        f"{behind}; on {loss.sizes} held-out sizes this choice was typically {loss.median:.1%} slower than "
+        f"predicted to be the fastest of the {len(made.classes[name].columns)} configs of {name}, {where}"
+        f"{behind}; on {loss.sizes} held-out sizes this choice was on average {loss.mean:.1%} slower than "
         f"the best (95th percentile: {loss.p95:.1%})"
     )
     if not current:
         why += "; measured with another version of the kernel"
-    if (pinned := gpu_tables.pinned(device)) is not None and name in pinned.portfolios:
-        own = gpu_tables.calibrated(device)
-        if own is not None and name in own.portfolios:
-            why += "; the pinned table hides the portfolio that was measured on this machine"
     return Plan(problem, config, "predicted", device, us, why, current)
 
 
 def _or_other_family(plan: Plan) -> Plan:
-    """Return a portfolio's plan, or that of a family that portfolios leave out, if faster by its margin."""
+    """Return a predicted plan, or that of a family with a margin, if that is faster by its margin."""
     problem, device, us = plan.problem, plan.device, plan.us
     if all(FAMILIES[problem.op][name].margin is None for name in contenders(problem)):
         return plan
-    found = gpu_tables.portfolio(class_of(problem), device)
-    in_portfolio = found[0].families if found is not None else ()
-    config = next(iter(model.outside_portfolios(problem, device, in_portfolio)), None)
+    name = class_of(problem)
+    found = gpu_tables.predictor(name, device)
+    swept = _families(found[0], name) if found is not None and name is not None else frozenset()
+    config = next(iter(waves.with_margins(problem, device, swept)), None)
     if config is None or us is None or config.family == plan.config.family:
         return plan
-    own, margin = model.predict_us(config, problem, device), FAMILIES[problem.op][config.family].margin
+    own, margin = waves.predict_us(config, problem, device), FAMILIES[problem.op][config.family].margin
     if margin is None or us < margin * own:
         return plan
     why = f"predicted by the formula of {config.family}, which was fitted to measurements at other sizes; "
-    why += f"the portfolio's best config is predicted to take {us:.1f} us"
+    why += f"{plan.config} is predicted to take {us:.1f} us"
     return replace(plan, config=config, us=own, why=why, current=False)
+
+
+def candidates(problem: Tiled, device: Device, allows_torch: bool) -> list[tuple[float, Config]]:
+    """Return microseconds and config of what is predicted fastest, at most five, torch's kernel among them.
+
+    [] for a class without a predictor.
+    """
+    name = class_of(problem)
+    found = gpu_tables.predictor(name, device)
+    if found is None or name is None:
+        return []
+    ranked = found[0].ranked(name, problem, device, _SHOWN)
+    others = waves.with_margins(problem, device, _families(found[0], name))[:1]
+    ranked += [(waves.predict_us(config, problem, device), config) for config in others]
+    if allows_torch and gpu_tables.pinned(device) is None and aten.illegal(problem) is None:
+        assert isinstance(problem, Product | QuantizedProblem)
+        by_torch = _torch_predicted(problem, Plan(problem, aten.CONFIG, "predicted", device, None, ""))
+        ranked += [(by_torch.us, aten.CONFIG)] if by_torch and not by_torch.is_least else []
+    return sorted(ranked, key=lambda pair: pair[0])[:_SHOWN]
 
 
 def by_model(problem: Tiled, device: Device, reason: str) -> Plan:
     why = f"estimated to be the fastest of all legal configs, because {reason}"
-    return _by_model(model.pick(problem, device), problem, device, why)
+    return _by_model(waves.pick(problem, device), problem, device, why)
 
 
 def _by_model(config: Config, problem: Tiled, device: Device, why: str, current: bool = True) -> Plan:
-    return Plan(problem, config, "model", device, model.predict_us(config, problem, device), why, current)
+    return Plan(problem, config, "model", device, waves.predict_us(config, problem, device), why, current)
 
 
 # --- Host memory ---

@@ -8,7 +8,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Final
@@ -17,9 +17,6 @@ from tritile.core.device import Device
 from tritile.core.problem import Problem, problem_key, problem_to_dict
 from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
 from tritile.families.registry import FAMILIES
-from tritile.planning.aten import AtenTimes, aten_times_of
-from tritile.planning.classes import MEASURED
-from tritile.planning.portfolio import Portfolio, portfolio_of
 from tritile.tuner.store.files import read_json, sifted, write_whole
 from tritile.tuner.store.tables import Entry, entry_from
 from tritile.tuner.store.trial import TORCH, Trial, rank
@@ -37,20 +34,13 @@ class Table:
     - `device`: the facts of the GPU, as `Device.to_dict` gives them.
     - `kernels`: the digest of each kernel at export, by op and family ("matmul/tile").
     - `entries`: a config for each tuned problem.
-    - `portfolios`: by class of problems, for sizes without an entry.
-    - `aten`: torch's times, as predicted for some classes each.
-    - `by_aten`: kinds of products, as `planning.aten.kind_of` names them, that torch's kernel makes wherever
+    - `by_aten`: kinds of products, as `choose.aten.kind_of` names them, that torch's kernel makes wherever
       nothing else is measured.
-    - `shortlists`: by class without a portfolio, configs and constants fitted to the model's times, not to
-      measured ones: the model picks among the likeliest few, as a whole space takes it 0.1 s and more.
     """
 
     device: dict[str, Any]
     kernels: dict[str, str]
     entries: tuple[Entry, ...]
-    portfolios: Mapping[str, Portfolio] = field(default_factory=dict)
-    shortlists: Mapping[str, Portfolio] = field(default_factory=dict)
-    aten: tuple[AtenTimes, ...] = ()
     by_aten: tuple[str, ...] = ()
 
     def find(self, problem: Problem) -> Entry | None:
@@ -60,13 +50,6 @@ class Table:
         """True if the times of a family are measurements of its kernel as it is now."""
         kernel = FAMILIES[op].get(family)
         return kernel is not None and self.kernels.get(kernel.label) == kernel.digest
-
-    def current_portfolios(self) -> dict[str, Portfolio]:
-        return {
-            name: each
-            for name, each in self.portfolios.items()
-            if all(self.is_current(MEASURED[name].op, config.family) for config in each.configs)
-        }
 
     @property
     def triton(self) -> str:
@@ -112,12 +95,7 @@ def _table(data: Any, name: str) -> Table:
     if reasons:
         skipped = f"{len(reasons)} of {len(reasons) + len(first)} entries"
         _warn(f"{name}: skipped {skipped} that are not valid: {reasons[0]}")
-    times = data.get("aten", [])
-    good, reasons = sifted(times, aten_times_of) if isinstance(times, list) else ([], ["expected a list"])
-    if reasons:
-        _warn(f"{name}: {len(reasons)} predictions of torch's times are not used: {reasons[0]}")
-    portfolios, shortlists = _portfolios(data, "portfolios", name), _portfolios(data, "shortlists", name)
-    return Table(device, kernels, tuple(first.values()), portfolios, shortlists, tuple(good), tuple(by_aten))
+    return Table(device, kernels, tuple(first.values()), tuple(by_aten))
 
 
 def _warn(text: str) -> None:
@@ -126,13 +104,6 @@ def _warn(text: str) -> None:
 
 def _is_fact(value: Any) -> bool:
     return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-
-
-def _portfolios(data: dict[str, Any], key: str, name: str) -> dict[str, Portfolio]:
-    found = data.get(key, {})
-    if not isinstance(found, dict):
-        raise InvalidValueError(f"{name}: {key} is {str(found)[:80]!r}: expected a dictionary by name")
-    return {each: portfolio_of(each, value) for each, value in found.items()}
 
 
 # --- Writing ---
@@ -171,14 +142,9 @@ def _text(table: Table) -> str:
     for entry in in_order(table.entries):
         line = {"problem": problem_to_dict(entry.problem), "config": entry.config.to_dict(), "us": entry.us}
         lines.append(dump(line | ({} if entry.torch_us is None else {"torch_us": entry.torch_us})))
-    more = {
-        "portfolios": {name: each.to_dict() for name, each in table.portfolios.items()},
-        "shortlists": {name: each.to_dict() for name, each in table.shortlists.items()},
-        "aten": [each.to_dict() for each in table.aten],
-        "by_aten": list(table.by_aten),
-    }
     head = {"format": FORMAT, "device": table.device, "kernels": table.kernels}
-    head |= {name: value for name, value in more.items() if value}
+    if table.by_aten:
+        head["by_aten"] = list(table.by_aten)
     texts = [f'"{name}": {dump(value)}' for name, value in head.items()]
     entries = '"entries": [\n' + ",\n".join(lines) + "\n]"
     return "{\n" + ",\n".join([*texts, entries]) + "\n}\n"
@@ -206,7 +172,7 @@ def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Tabl
 
 
 def completed(table: Table, old: Table) -> Table:
-    """Return the table with the entries and portfolios of an older one that it lacks.
+    """Return the table with the entries of an older one that it lacks.
 
     Only what was measured on the same GPU model and with the same kernels is taken over.
     """
@@ -222,8 +188,5 @@ def completed(table: Table, old: Table) -> Table:
     return replace(
         table,
         entries=in_order((*table.entries, *filter(is_kept, old.entries))),
-        portfolios={**old.current_portfolios(), **table.portfolios},
-        shortlists={**old.shortlists, **table.shortlists},
-        aten=table.aten or old.aten,
         by_aten=table.by_aten or old.by_aten,
     )
