@@ -426,11 +426,10 @@ def _torch_predicted(problem: Product | QuantizedProblem, plan: Plan) -> _TorchT
     product, device = aten.product_of(problem), plan.device
     if plan.source == "model" or not isinstance(product, MatmulProblem) or not aten.matches_sweeps(product):
         return None
-    name = class_of(product)
-    found = gpu_tables.predictor(name, device)
-    if found is None or name is None:
+    served = _served(product, device)
+    if served is None:
         return None
-    made, _ = found
+    made, name, _ = served
     us = made.torch_us(name, product, device)
     if us is None:
         return None
@@ -450,17 +449,24 @@ def _torch_predicted(problem: Product | QuantizedProblem, plan: Plan) -> _TorchT
 # --- Predictions ---
 
 
+def _served(problem: Tiled, device: Device) -> tuple[Predictor, str, str] | None:
+    """Return what predicts a problem, its class, and where that is from; None if nothing does."""
+    name = class_of(problem)
+    found = gpu_tables.predictor(name, device)
+    return None if found is None or name is None else (found[0], name, found[1])
+
+
 def likely(problem: Tiled, device: Device, count: int) -> list[Config]:
     """Return a class's `count` fastest configs, and up to two of families with margins.
 
     All are by prediction. Return [] for a class without a predictor.
     """
-    name = class_of(problem)
-    found = gpu_tables.predictor(name, device)
-    if found is None or name is None:
+    served = _served(problem, device)
+    if served is None:
         return []
-    ranked = [config for _, config in found[0].ranked(name, problem, device, count)]
-    others = waves.with_margins(problem, device, _families(found[0], name))[:_OTHERS]
+    made, name, _ = served
+    ranked = [config for _, config in made.ranked(name, problem, device, count)]
+    others = waves.with_margins(problem, device, _families(made, name))[:_OTHERS]
     return list(dict.fromkeys((*ranked, *others)))
 
 
@@ -470,11 +476,10 @@ def _families(made: Predictor, name: str) -> frozenset[str]:
 
 def by_predictor(problem: Tiled, device: Device) -> Plan | None:
     """Return the config that is predicted to be fastest; None for a class without a predictor."""
-    name = class_of(problem)
-    found = gpu_tables.predictor(name, device)
-    if found is None or name is None:
+    served = _served(problem, device)
+    if served is None:
         return None
-    made, where = found
+    made, name, where = served
     ranked = made.ranked(name, problem, device, 2)
     if not ranked:
         return None
@@ -498,9 +503,8 @@ def _or_other_family(plan: Plan) -> Plan:
     problem, device, us = plan.problem, plan.device, plan.us
     if all(FAMILIES[problem.op][name].margin is None for name in contenders(problem)):
         return plan
-    name = class_of(problem)
-    found = gpu_tables.predictor(name, device)
-    swept = _families(found[0], name) if found is not None and name is not None else frozenset()
+    served = _served(problem, device)
+    swept = _families(*served[:2]) if served is not None else frozenset()
     config = next(iter(waves.with_margins(problem, device, swept)), None)
     if config is None or us is None or config.family == plan.config.family:
         return plan
@@ -517,12 +521,12 @@ def candidates(problem: Tiled, device: Device, allows_torch: bool) -> list[tuple
 
     [] for a class without a predictor.
     """
-    name = class_of(problem)
-    found = gpu_tables.predictor(name, device)
-    if found is None or name is None:
+    served = _served(problem, device)
+    if served is None:
         return []
-    ranked = found[0].ranked(name, problem, device, _SHOWN)
-    others = waves.with_margins(problem, device, _families(found[0], name))[:1]
+    made, name, _ = served
+    ranked = made.ranked(name, problem, device, _SHOWN)
+    others = waves.with_margins(problem, device, _families(made, name))[:1]
     ranked += [(waves.predict_us(config, problem, device), config) for config in others]
     if allows_torch and gpu_tables.pinned(device) is None and aten.illegal(problem) is None:
         assert isinstance(problem, Product | QuantizedProblem)
