@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from train import read_all
-from tritile.choose.inputs import POINTERS, facts_at
+from tritile.choose.inputs import facts_at
 from tritile.choose.waves import predict_us
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -55,7 +55,7 @@ def samples(rows: Sequence[Row], device: Device) -> list[Sample]:
         for config, us in times.items():
             program = FAMILIES[problem.op][config.family].cost(config, problem.core, device)
             weight = min(us / fastest, SLOWEST) ** -PRESSURE
-            facts = plain if config.family == POINTERS else copied
+            facts = copied if FAMILIES[problem.op][config.family].copies else plain
             found.append(Sample(config, facts, device, program, us, weight))
     return [each._replace(weight=each.weight / len(found)) for each in found]
 

@@ -88,16 +88,17 @@ def test_faster_prediction_runs(served):
     assert plan.other_us == 100.0
     lines = repr(plan).splitlines()
     assert (
-        "  source   predicted, 80.0 us: torch's kernel, predicted, typically within 10% on held-out sizes"
+        "  source     predicted, 80.0 us: torch's kernel, predicted, typically within 10% on held-out sizes"
         in lines
     )
-    assert f"  tritile  100.0 us, 1.25 times as long: {CONFIG}, predicted" in lines
+    assert f"  tritile    100.0 us, 1.25 times as long: {CONFIG}, by a test" in lines
+    assert "  predicted  80.0 us torch's kernel" in lines
     served(times(125.0))
     plan = pick.plan_for(HALF, H200, None, True)
     assert plan.config.family == "tile"
     assert (plan.other_us, plan.other_error) == (pytest.approx(125), pytest.approx(0.1))
     assert (
-        "  torch   125.0 us, 1.25 times as long: predicted, typically within 10% on held-out sizes"
+        "  torch      125.0 us, 1.25 times as long: predicted, typically within 10% on held-out sizes"
         in repr(plan)
     )
     assert pick.plan_for(HALF, H200).other_us is None

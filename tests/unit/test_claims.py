@@ -9,7 +9,6 @@ import math
 import multiprocessing
 import os
 import random
-import signal
 import sqlite3
 import threading
 import time
@@ -600,7 +599,7 @@ def test_real_processes_killed_at_random(tmp_path, run):
         for seed in set(victims) - killed:
             if counts[seed] < own[seed] and sum(counts.values()) < total[seed]:
                 continue
-            os.kill(ranks[seed].pid or 0, signal.SIGKILL)
+            ranks[seed].kill()  # it may have ended meanwhile
             ranks[seed].join()
             killed.add(seed)
         for seed in killed:

@@ -1,7 +1,7 @@
 """What a predictor knows of a problem and of configs: tiles, waves, a roofline, and how memory lies.
 
-All is of one problem and arrays over configs. Times are measured relative to the roofline of each config, so
-that a network learns what the roofline leaves out.
+All is of one problem and arrays over configs. A predicted time is the roofline of a config times a factor
+that a network learns. The roofline is a reference and no bound: factors below 1 are normal.
 """
 
 import math
@@ -25,8 +25,7 @@ from tritile.families.registry import FAMILIES
 TORCH_TILES: Final = (
     (128, 256), (256, 128), (128, 128), (64, 128), (128, 64), (64, 64), (128, 192), (192, 128)
 )  # fmt: skip
-POINTERS: Final = "tile"  # the family that never copies an operand first
-_FAMILIES: Final = (POINTERS, "descriptor", "warpgroups", boxes.BOX)
+_FAMILIES: Final = ("tile", "descriptor", "warpgroups", boxes.BOX)  # that have an input; others have none
 _LEAST: Final = 2.0**-20  # what is below counts as it
 # Only the scale of these matters: networks learn the rest.
 _OPERATIONS: Final = 4096  # multiplications of one byte an SM makes in a clock
@@ -81,10 +80,10 @@ def tiles_of(configs: Sequence[Config], problem: Tiled, device: Device) -> Tiles
     """Return the tiles of configs for all problems of this one's kind."""
     rows = []
     for config in configs:
-        resident = FAMILIES[problem.op][config.family].resident
+        family = FAMILIES[problem.op][config.family]
+        resident = family.resident
         shape = shape_of(config, 1 if resident is None else resident(config, problem.core, device))
-        copies = isinstance(problem, MatmulProblem) and config.family != POINTERS
-        rows.append((shape.block_m, shape.block_n, shape.block_k, shape.split, shape.slots, copies))
+        rows.append((shape.block_m, shape.block_n, shape.block_k, shape.split, shape.slots, family.copies))
     rows += [(m, n, 64, 1, 1, False) for m, n in TORCH_TILES]
     *numbers, copied = zip(*rows, strict=True)
     m, n, k, split, slots = (np.array(each, float) for each in numbers)

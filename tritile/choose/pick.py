@@ -6,8 +6,8 @@
    problem on this GPU model or a similar one.
 4. The predictor of the problem's class. Families with a margin compete by formulas of their own, which were
    fitted to measurements: no sweep times their configs beside the others (`_or_other_family`).
-5. torch's kernel, on a GPU that no table and no predictor serves: for products that torch makes in one
-   launch, and is not known to be slow at (`aten.does_no_harm`).
+5. torch's kernel, on a GPU that no table serves: for products that torch makes in one launch, and is not
+   known to be slow at (`aten.does_no_harm`).
 6. The waves: each family's own estimate of its configs, by tiles and a roofline.
 
 torch's kernel then takes its place if it is faster (`_or_aten`). Mode "off" uses only the waves, and mode
@@ -76,10 +76,11 @@ class Plan(Planned):
         device: the GPU of the plan.
         us: measured or predicted microseconds; None if the source has none.
         why: the source in words.
-        current: False if the table's measurements are of another version of the kernel.
+        current: False if the measurements are of another version of the kernel, or if a formula decided.
         other_us: microseconds of the backend that does not run, torch's or tritile's; None if unknown.
         other: where `other_us` comes from, in words.
-        other_error: how far torch's time may be off, as a share of it, if it is predicted; else 0.0.
+        other_error: how far torch's time may be off, as a share of it, if it is predicted and tritile's
+            kernel runs; else 0.0.
     """
 
     problem: Tiled
@@ -93,11 +94,12 @@ class Plan(Planned):
     def candidates(self) -> tuple[tuple[float, Config], ...]:
         """Microseconds and config of what is predicted fastest, at most five, torch's kernel among them.
 
-        () if nothing predicts such problems on this GPU.
+        () if nothing predicts such problems on this GPU, or if mode is "off".
         """
-        if self.device == HOST:
+        if self.device == HOST or self.source == "model":
             return ()
-        return tuple(candidates(self.problem, self.device, uses_aten()))
+        by_torch = self.config == aten.CONFIG or self.other_us is not None
+        return tuple(candidates(self.problem, self.device, by_torch))
 
     @property
     def workspace(self) -> int:
@@ -399,7 +401,7 @@ def _or_aten(plan: Plan, mode: str, measured: list[Trial]) -> Plan | None:
         plan = replace(plan, why=f"{plan.why}; torch's kernel is faster, but a pinned table keeps it out")
     if not is_slower or pinned is not None or aten.illegal(problem) is not None:
         return replace(plan, other_us=torch_time.us, other=torch_time.where, other_error=torch_time.error)
-    ours, why = f"{plan.config}, {plan.source}", f"torch's kernel, {torch_time.where}"
+    ours, why = f"{plan.config}, {plan.why}", f"torch's kernel, {torch_time.where}"
     return Plan(
         problem, aten.CONFIG, torch_time.source, device, torch_time.us, why, other_us=plan.us, other=ours
     )
@@ -519,15 +521,13 @@ def _or_other_family(plan: Plan) -> Plan:
 def candidates(problem: Tiled, device: Device, allows_torch: bool) -> list[tuple[float, Config]]:
     """Return microseconds and config of what is predicted fastest, at most five, torch's kernel among them.
 
-    [] for a class without a predictor.
+    Families with margins are left out: their formulas are of another kind. [] without a predictor.
     """
     served = _served(problem, device)
     if served is None:
         return []
     made, name, _ = served
     ranked = made.ranked(name, problem, device, _SHOWN)
-    others = waves.with_margins(problem, device, _families(made, name))[:1]
-    ranked += [(waves.predict_us(config, problem, device), config) for config in others]
     if allows_torch and gpu_tables.pinned(device) is None and aten.illegal(problem) is None:
         assert isinstance(problem, Product | QuantizedProblem)
         by_torch = _torch_predicted(problem, Plan(problem, aten.CONFIG, "predicted", device, None, ""))

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from tritile.choose.inputs import POINTERS, facts_at
+from tritile.choose.inputs import facts_at
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import GroupedProblem, Tiled
@@ -21,11 +21,12 @@ _SHAPES = 4  # the least number of tile shapes among configs to try first
 
 
 def predict_us(config: Config, problem: Tiled, device: Device) -> float:
-    cost = FAMILIES[problem.op][config.family].cost(config, problem.core, device)
+    family = FAMILIES[problem.op][config.family]
+    cost = family.cost(config, problem.core, device)
     if not isinstance(cost, Program):
         return cost
     seen = problem.even if isinstance(problem, GroupedProblem) else problem
-    return product_us(config, _facts(seen, device, config.family != POINTERS), device, cost)
+    return product_us(config, _facts(seen, device, family.copies), device, cost)
 
 
 _facts = functools.lru_cache(256)(facts_at)

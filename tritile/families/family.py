@@ -34,6 +34,7 @@ class Family:
     - `contends(problem)`: true if one of its configs can be the fastest.
     - `margin`: how many times as long a predicted pick has to be predicted to take, for the family's own to
       run in its place. None if classes hold its configs: other formulas are not fitted to measurements.
+    - `copies`: true if an operand that TMA cannot read is copied first.
     - `interpreted(problem)`: returns the config in Triton's interpreter, of an operation's first family; None
       for large tiles.
     """
@@ -53,6 +54,7 @@ class Family:
     resident: Callable[[Config, Any, Device], int] | None = None
     contends: Callable[[Any], bool] = lambda problem: True
     margin: float | None = None
+    copies: bool = False
     interpreted: Callable[[Any], Config] | None = None
 
     @property

@@ -173,6 +173,6 @@ TILE: Final = Family(
 DESCRIPTOR: Final = Family(
     GroupedProblem.op, descriptor.NAME, grouped_matmul_descriptor, _tma_configs, _tma_illegal,
     _tma_is_dominated, lambda config, problem, device: descriptor.cost(config, problem.even, device),
-    descriptor_work,
+    descriptor_work, copies=True,
     numerics=functools.partial(of_product, rounding="tma"),
 )  # fmt: skip

@@ -199,6 +199,6 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 FAMILY: Final = Family(
     MatmulProblem.op, NAME, matmul_descriptor, _configs, illegal, is_dominated, cost, work,
-    also=(repack, gated_descriptor), resident=resident,
+    also=(repack, gated_descriptor), resident=resident, copies=True,
     numerics=functools.partial(of_product, rounding="tma"),
 )  # fmt: skip

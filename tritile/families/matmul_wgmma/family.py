@@ -312,5 +312,5 @@ def _numerics(config: Config, problem: MatmulProblem, device: Device) -> Numeric
 
 FAMILY: Final = Family(
     MatmulProblem.op, NAME, matmul_warpgroups, _all_configs, illegal, is_dominated, cost, work,
-    also=(repack,), resident=resident, options=_OPTIONS, numerics=_numerics,
+    also=(repack,), resident=resident, options=_OPTIONS, numerics=_numerics, copies=True,
 )  # fmt: skip
