@@ -40,7 +40,10 @@ _HALVES: Final = ("bf16_nn", "bf16_nt", "unaligned_16bit", "fp16x3")
 
 def group_of(name: str) -> str:
     """Return the group of a class: classes of one share what is learnt of a config."""
-    return "16bit" if name in _HALVES else MEASURED[name].op if MEASURED[name].op == "permute" else name
+    if name in _HALVES:
+        return "16bit"
+    op = MEASURED[name].op
+    return op if op == PermuteProblem.op else name
 
 
 def class_of(problem: Tiled) -> str | None:

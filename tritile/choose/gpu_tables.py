@@ -1,6 +1,6 @@
 """Find what serves a GPU: tables of measurements, and the predictor of a class of problems.
 
-A table is asked in this order:
+Tables are searched in this order:
 
 1. pinned: the file that `TRITILE_TABLE` names, if it is of this GPU model.
 2. shipped: `tritile/tables/<gpu>.json`, measured on this GPU model, then the tables of GPUs like it.

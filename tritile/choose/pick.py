@@ -119,8 +119,8 @@ class Plan(Planned):
             rows = (*rows, (name, f"{self.other_us:.1f} us{behind}: {self.other}"))
         found = self.candidates
         names = ["torch's kernel" if config == aten.CONFIG else str(config) for _, config in found]
-        told = [f"{us:.1f} us {name}" for (us, _), name in zip(found, names, strict=True)]
-        rows = (*rows, *zip(["predicted", *[""] * len(told)], told, strict=False))
+        texts = [f"{us:.1f} us {name}" for (us, _), name in zip(found, names, strict=True)]
+        rows = (*rows, *zip(["predicted", *[""] * len(texts)], texts, strict=False))
         rows = (*rows, ("memory", f"{self.workspace} bytes of workspace"))
         problem = self.problem
         if not isinstance(problem, MatmulProblem | GroupedProblem) or problem.dtype not in PRECISIONS_OF:

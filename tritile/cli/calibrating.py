@@ -128,8 +128,8 @@ def _compiled(name: str, device: Device, sizes: int, count: int) -> Callable[[],
     """
     likely, problems = drawn(name, LIKELY, "candidates"), drawn(name, sizes, "sizes")
     found = gpu_tables.predictor(name, device)
-    known = found[0].configs(name) if found else []
-    configs = candidates(name, likely, device, known, gpu_tables.shipped(device), count)
+    earlier = found[0].configs(name) if found else []
+    configs = candidates(name, likely, device, earlier, gpu_tables.shipped(device), count)
     console.print(f"{name}: {len(configs)} configs at {sizes} sizes")
     chooser = ready(problems, configs, device, say)
     return lambda: sweep(problems, chooser, device, say)

@@ -50,15 +50,15 @@ def likely(problem: Tiled, device: Device) -> dict[Config, float]:
 
 
 def candidates(
-    name: str, problems: Sequence[Tiled], device: Device, known: Sequence[Config], tables: Sequence[Table],
+    name: str, problems: Sequence[Tiled], device: Device, earlier: Sequence[Config], tables: Sequence[Table],
     count: int,
 ) -> list[Config]:  # fmt: skip
-    """Return `count` configs to sweep: those that are known, winners of tables, and those predicted fastest.
+    """Return `count` configs to sweep: `earlier` ones, winners of tables, and those predicted fastest.
 
     Half are chosen so that every size, even a rare kind, has a config near its fastest. Configs that add
     nothing to that come in the order of how many sizes they are near the fastest at.
     """
-    own = dict.fromkeys(map(banded, known))
+    own = dict.fromkeys(map(banded, earlier))
     for entry in (entry for each in tables for entry in each.entries):
         plain = not getattr(entry.problem, "epilogue", "")
         if plain and isinstance(entry.problem, Tiled) and class_of(entry.problem) == name:
@@ -68,8 +68,8 @@ def candidates(
         rows = [Row(problem, each.result()) for problem, each in zip(problems, futures, strict=True)]
     common = [config for config, _ in Counter(config for row in rows for config in row.times).most_common()]
     cover = covering(rows, common, count)
-    earlier = [config for config in own if is_candidate(config, name, device)]
-    return list(dict.fromkeys([*cover[: count // 2], *earlier, *cover]))[:count]
+    own_configs = [config for config in own if is_candidate(config, name, device)]
+    return list(dict.fromkeys([*cover[: count // 2], *own_configs, *cover]))[:count]
 
 
 def covering(rows: Sequence[Row], configs: Sequence[Config], count: int) -> list[Config]:

@@ -88,9 +88,9 @@ def read_sweep(path: Path) -> Sweep:
 
 def joined(before: Sequence[Row], after: Sequence[Row]) -> list[Row]:
     """Return the sizes of both; times of `after` replace those of the same config and size."""
-    known: dict[Problem, Row] = {row.problem: row for row in before}
+    by_problem: dict[Problem, Row] = {row.problem: row for row in before}
     for row in after:
-        old = known.get(row.problem, row)
+        old = by_problem.get(row.problem, row)
         torch_us = row.torch_us or old.torch_us
-        known[row.problem] = row._replace(times={**old.times, **row.times}, torch_us=torch_us)
-    return list(known.values())
+        by_problem[row.problem] = row._replace(times={**old.times, **row.times}, torch_us=torch_us)
+    return list(by_problem.values())

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from tritile.choose import inputs
+from tritile.choose import aten, inputs
 from tritile.choose.classes import MEASURED, group_of
 from tritile.choose.inputs import Inputs
 from tritile.choose.predictor import ABSURD, OWN, UNITS, WIDE, Class, Loss, Network, Predictor, work_of
@@ -32,7 +32,7 @@ SEEDS: Final = 4  # networks that are averaged: picks lose a tenth less than by 
 _CONFIGS: Final = 96  # of a class and a GPU, that cover its sizes
 _PERMUTED: Final = 48  # of permutations, whose estimates take long
 _FEWEST: Final = 5  # the fewest configs timed at a size that counts
-_SIZES: Final = 4  # of a class
+_SIZES: Final = 4  # the fewest of a class
 _HICCUP: Final = 3.0  # times as far from the roofline as the median: the machine was slow, not the config
 _BATCH: Final = 64  # sizes of a step
 _RATE: Final = 3e-3  # learning rate
@@ -116,15 +116,13 @@ class Samples:
                     own.append(place)
         self.numbers = np.array([inputs.of_config(config) for config in self.columns])
         sizes = (self._size(name, device, row) for name, device, rows, _ in found for row in rows)
-        self.sizes = [
-            size for size in sizes if not np.isnan(size.us).all()
-        ]  # rare: no column was timed there
+        self.sizes = [size for size in sizes if not np.isnan(size.us).all()]
 
     def _size(self, name: str, device: Device, row: Row) -> Size:
         configs = [self.columns[column] for column in self.classes[name]]
         made = _inputs_of(MEASURED[name].op, configs, row.problem, device)
         us = np.array([row.times.get(config, np.nan) for config in configs])
-        torch_us = row.torch_us if row.torch_us and len(made.torch) and name != "fp16x3" else np.nan
+        torch_us = row.torch_us if row.torch_us and aten.illegal(row.problem) is None else np.nan
         fastest = min(*row.times.values(), torch_us if torch_us == torch_us else np.inf)
         return Size(name, device, row.problem, made, us, torch_us, fastest)
 
@@ -274,8 +272,8 @@ def _loss(w: Mapping[str, torch.Tensor], data: _Batches, dice: torch.Generator) 
 
     at = data.at[batch]
     there = at >= 0
-    known = data.timed[at.clamp(min=0)] & there
-    row, place = (known | (there & (torch.rand(at.shape, generator=dice, **_HOST) < _SEEN))).nonzero().T
+    timed = data.timed[at.clamp(min=0)] & there
+    row, place = (timed | (there & (torch.rand(at.shape, generator=dice, **_HOST) < _SEEN))).nonzero().T
     sample = at[row, place]
     column, timed = data.column[sample], data.timed[sample]
     shared = noisy(data.shared[batch])
@@ -289,18 +287,11 @@ def _loss(w: Mapping[str, torch.Tensor], data: _Batches, dice: torch.Generator) 
         both = torch.cat([shared[by_torch], noisy(data.torch[which])], 1)
         last = torch.full_like(which, len(w["own"]))
         found = torch.cat([found, _second(w, both @ w["torch"] + w["start"][1], last)])
-        row, timed = (
-            torch.cat([row, by_torch]),
-            torch.cat([timed, torch.ones_like(by_torch, dtype=torch.bool)]),
-        )
-        y, ratio, roofline = (
-            torch.cat(pair)
-            for pair in (
-                (y, data.torch_y[which]),
-                (ratio, data.torch_ratio[which]),
-                (roofline, data.torch_roofline[which]),
-            )
-        )
+        row = torch.cat([row, by_torch])
+        timed = torch.cat([timed, data.torch_timed[which]])
+        y = torch.cat([y, data.torch_y[which]])
+        ratio = torch.cat([ratio, data.torch_ratio[which]])
+        roofline = torch.cat([roofline, data.torch_roofline[which]])
     with torch.no_grad():
         us = (found + roofline).where(timed, torch.tensor(torch.inf, **_HOST))
         first = torch.full((count,), torch.inf, **_HOST).scatter_reduce(0, row, us, "amin")
@@ -310,9 +301,8 @@ def _loss(w: Mapping[str, torch.Tensor], data: _Batches, dice: torch.Generator) 
     short = y - found
     errors = short.where(timed, short.clamp(min=0))
     mass = weight * timed
-    middle = torch.zeros(count, **_HOST).index_add(0, row, errors * mass) / torch.zeros(
-        count, **_HOST
-    ).index_add(0, row, mass)
+    of_size = torch.zeros(count, **_HOST)
+    middle = of_size.index_add(0, row, errors * mass) / of_size.index_add(0, row, mass)
     inner = (errors - middle.index_select(0, row)) * timed
     robust = (((1 + (errors / _NOISE) ** 2).sqrt() - 1) * weight).sum()
     robust = 0.5 * robust + (((1 + (inner / _NOISE) ** 2).sqrt() - 1) * weight).sum()
