@@ -269,7 +269,7 @@ def test_unpacking_a_weight_counts_for_torch(served, how):
     problem = replace(PACKED, **how)
     us = aten.unpack_us(problem, H200)
     assert us > 2 * 2000 * 3000 / (H200.memory_gbps * 1e3), "it is written, at least"
-    for more, wanted in ((-0.5, "aten"), (0.5, "tile")):
+    for more, wanted in ((-0.5, "aten"), (0.5, "aten"), (1.5, "tile")):  # within 1% is a tie
         served(times(100 - us + more))
         assert family(problem) == wanted
     served(times(1.0))
