@@ -9,9 +9,9 @@ Products        matmul, mm, bmm, linear, addmm, baddbmm, gated_linear, grouped_m
 Copies          permute, transpose, contiguous
 Packed weights  quantize, QuantizedWeight
 In models       nn (layers; convert, restore), torch.ops.tritile
-Settings        mode, batch_invariant
+Settings        mode, batch_invariant (torch's own products, too)
 Planning        plan, Plan, Config, explain, warm, forget, Device, target_device
-Measuring       tune, bench, sync (ranks choose alike)
+Measuring       tune, bench, check_invariant, sync (ranks choose alike)
 Your kernels    autotune (replaces triton.autotune), Space, check, kernels (tritile's own)
 Others' kernels adopt (those under triton.autotune, source unchanged)
 Errors          TritileError, the base of every error in errors, which also holds the warnings
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from tritile.core.device import Device, target_device
     from tritile.core.forgetting import forget
     from tritile.core.quantized import QuantizedWeight
-    from tritile.core.settings import batch_invariant, mode
+    from tritile.core.settings import mode
     from tritile.errors import TritileError
+    from tritile.invariant.check import check_invariant
+    from tritile.invariant.context import batch_invariant
     from tritile.lab.bench import bench
     from tritile.lab.check import check
     from tritile.lab.explain import explain
@@ -58,8 +60,10 @@ _NAMES = {
     "tritile.core.device": ("Device", "target_device"),
     "tritile.core.forgetting": ("forget",),
     "tritile.core.quantized": ("QuantizedWeight",),
-    "tritile.core.settings": ("batch_invariant", "mode"),
+    "tritile.core.settings": ("mode",),
     "tritile.errors": ("TritileError",),
+    "tritile.invariant.check": ("check_invariant",),
+    "tritile.invariant.context": ("batch_invariant",),
     "tritile.lab.bench": ("bench",),
     "tritile.lab.check": ("check",),
     "tritile.lab.explain": ("explain",),
@@ -97,6 +101,7 @@ __all__ = [
     "bench",
     "bmm",
     "check",
+    "check_invariant",
     "contiguous",
     "errors",
     "explain",
@@ -135,6 +140,8 @@ def __dir__() -> list[str]:
 
 if "torch" in sys.modules:  # whose programs may name operators of torch.ops.tritile and nothing else of this
     import_module("tritile.ops")
+if os.environ.get("TRITILE_BATCH_INVARIANT") == "torch":  # of the whole process
+    import_module("tritile.invariant.overrides").install_for_process()
 if os.environ.get("TRITILE_ADOPT") or os.environ.get("TRITILE_ADOPT_FILE"):
     # Before anybody imports Triton's autotuner, or at once.
     import_module("tritile.tuner.startup.sitecustomize")

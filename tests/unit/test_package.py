@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[1]
 
 PACKAGE = Path(tritile.__file__).parent
 # Rooms, lowest first; rooms of one row are level. A module imports from lower rows, and its own room.
-LEVELS = "errors", "core", "runtime", "tuner", "families", "choose", "ops tune", "nn", "lab", "cli"
+LEVELS = "errors", "core", "runtime", "tuner", "families", "choose", "ops tune", "nn invariant", "lab", "cli"
 ROWS = [tuple(level.split()) for level in LEVELS]
 RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
 # Imports from beside or above: ops import the tuner where something is to be measured, and the package `tune`

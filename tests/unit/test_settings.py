@@ -46,7 +46,7 @@ def test_a_wrong_choice(choose, words):
     ("variable", "value", "words"),
     [
         ("TRITILE_MODE", "fastest", MODES),
-        ("TRITILE_BATCH_INVARIANT", "yes", "1 or 0"),
+        ("TRITILE_BATCH_INVARIANT", "yes", "1, 0 or torch"),
         ("TRITILE_BACKENDS", "cublas", BACKENDS),
         ("TRITILE_FP32", "ieee", FP32),
     ],

@@ -56,6 +56,10 @@ def run(
     report: Annotated[
         bool, typer.Option("--report", help="At its end each process prints what it adopted, to stderr.")
     ] = False,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option("--batch-invariant", help="Make torch's own products batch-invariant, too."),
+    ] = False,
     print_env: Annotated[
         bool, typer.Option("--print-env", help="Print what it sets, for a shell or a Dockerfile.")
     ] = False,
@@ -72,6 +76,7 @@ def run(
         "TRITILE_ADOPT_TABLE": table and str(Path(table).absolute()),
         "TRITILE_ADOPT_FILE": file and str(Path(file).absolute()),
         "TRITILE_ADOPT_REPORT": "1" if report else "",
+        "TRITILE_BATCH_INVARIANT": "torch" if batch_invariant else "",
     }  # fmt: skip
     if print_env and command:
         raise InvalidValueError(f"--print-env runs nothing: leave out {shlex.join(command)}")

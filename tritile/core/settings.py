@@ -62,7 +62,13 @@ class _Setting(Generic[T]):
 _MODE: Final[_Setting[Mode]] = _Setting(
     "TRITILE_MODE", {name: name for name in MODES}, "cached", f"one of {', '.join(MODES)}"
 )
-_INVARIANT: Final = _Setting("TRITILE_BATCH_INVARIANT", {"1": True, "0": False}, False, "1 or 0")
+_INVARIANT: Final = _Setting(
+    "TRITILE_BATCH_INVARIANT", {"torch": True, "1": True, "0": False}, False, "1, 0 or torch"
+)
+# True if torch's own products are made batch-invariant, too, where calls are.
+_TORCHS: Final = _Setting(
+    "TRITILE_BATCH_INVARIANT", {"torch": True, "1": False, "0": False}, False, "1, 0 or torch"
+)
 _ATEN: Final = _Setting(
     "TRITILE_BACKENDS",
     {"triton": False, "triton,aten": True, "aten,triton": True},
@@ -121,7 +127,7 @@ class _Block:
 _BLOCK: Final[ContextVar[_Block | None]] = ContextVar("tritile_block", default=None)
 
 
-class _Choosing(contextlib.ContextDecorator):
+class Choosing(contextlib.ContextDecorator):
     """Choose settings inside a `with` or in calls of a decorated function; warn if used as neither."""
 
     _is_used = True  # of one that torch's compiler makes without `__init__`
@@ -130,9 +136,9 @@ class _Choosing(contextlib.ContextDecorator):
         self._choices, self._is_used = choices, False
         self._tokens: list[list[Any]] = []
 
-    def _recreate_cm(self) -> "_Choosing":
+    def _recreate_cm(self) -> "Choosing":
         self._is_used = True
-        return _Choosing(*self._choices)
+        return type(self)(*self._choices)
 
     def __enter__(self) -> None:
         self._is_used = True
@@ -175,6 +181,33 @@ def is_batch_invariant() -> bool:
     return _INVARIANT.get()
 
 
+def is_batch_invariant_torch() -> bool:
+    """True if torch's own products are to be batch-invariant, in this thread or task."""
+    return _TORCHS.get() and _INVARIANT.get()
+
+
+def chooses_torch() -> bool:
+    """True inside a `with` of this thread or task that says whether torch's products are batch-invariant."""
+    return _TORCHS.chosen.get() is not None
+
+
+@contextlib.contextmanager
+def invariantly() -> Iterator[None]:
+    """Make calls inside the `with` batch-invariant, and leave torch's own products to torch.
+
+    For what stands in for a product of torch's, and may call torch's itself.
+    """
+    tokens = [
+        (variable, variable.set(value))
+        for variable, value in ((_INVARIANT.chosen, True), (_TORCHS.chosen, False), (_IS_CHOSEN, True))
+    ]
+    try:
+        yield
+    finally:
+        for variable, token in tokens:
+            variable.reset(token)  # type: ignore[arg-type]
+
+
 def fp32_by_parts() -> bool:
     """True if float32 products that name no precision run in "fp16x3"; not in batch-invariant calls."""
     return _FP32.get() == "fp16x3" and not _INVARIANT.get()
@@ -195,11 +228,11 @@ def under(found: Rules) -> Iterator[None]:
         yield
     else:
         choices = (_MODE, found.mode), (_INVARIANT, found.invariant), (_ATEN, found.aten), (_FP32, found.fp32)
-        with _Choosing(*choices):
+        with Choosing(*choices):
             yield
 
 
-def mode(name: Mode | None = None, *, backends: str | None = None, fp32: str | None = None) -> _Choosing:
+def mode(name: Mode | None = None, *, backends: str | None = None, fp32: str | None = None) -> Choosing:
     """Choose, for calls inside a `with`, how configs are chosen, whether torch's kernels may run, and fp32.
 
     It also works as a decorator. Called as a plain statement it changes nothing, and warns so.
@@ -244,37 +277,12 @@ def mode(name: Mode | None = None, *, backends: str | None = None, fp32: str | N
         choices.append((_ATEN, _ATEN.checked(backends, "backends")))
     if fp32 is not None:
         choices.append((_FP32, _FP32.checked(fp32, "fp32")))
-    return _Choosing(*choices)
+    return Choosing(*choices)
 
 
-def batch_invariant(on: bool = True) -> _Choosing:
-    """Make products inside a `with` batch-invariant: a row has the same result whatever rows come with it.
-
-    It also works as a decorator. Each element of a result then depends, bit for bit, only on its row of the
-    first operand, its column of the second, what is added to it, and the model of GPU. It does not depend on
-    the number of rows, on the row's place among them, on alignment, or on what else the GPU does. This holds
-    for `matmul`, `linear` (also with quantized weights), `addmm`, `baddbmm`, `gated_linear`, `scaled_matmul`
-    and `grouped_matmul`, between calls with the same dtypes, precision, activation and kinds of operands, in
-    the same versions of tritile and Triton. Sums are made in the same order for any number of rows (see
-    `families.numerics`), so some calls are slower, those with few rows most. Permutations only move bits, and
-    do not change.
-
-    The choice applies to the current thread or task, and to the backward passes of calls made inside.
-    `TRITILE_BATCH_INVARIANT=1` sets it for a process.
-
-    Args:
-        on: False turns it off again.
-
-    Inside, these calls raise UnsupportedError: precision "fp16x3", because the data decide how it multiplies;
-    complex products, because torch computes them; and on Hopper and later, "tf32" into an `out` whose rows
-    are not contiguous.
-
-    Raises:
-        InvalidValueError: `on` is neither True nor False.
-    """
-    if not isinstance(on, bool):
-        raise InvalidValueError(f"batch_invariant: on is {on!r}: expected True or False")
-    return _Choosing((_INVARIANT, on))
+def choices_of_invariance(on: bool, of_torch: bool | None) -> tuple[tuple[_Setting[bool], bool], ...]:
+    """Return what `Choosing` takes, for calls that are batch-invariant or not, and torch's own with them."""
+    return ((_INVARIANT, on), *([] if of_torch is None else [(_TORCHS, of_torch)]))
 
 
 def tune_budget_s(default: float) -> float:

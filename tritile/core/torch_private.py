@@ -6,8 +6,11 @@ raises UnsupportedError.
 """
 
 import functools
+import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload as OpOverload
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch.autograd.function import _SingleLevelFunction
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
     SingleLevelFunction: TypeAlias = _SingleLevelFunction
 
@@ -106,6 +110,49 @@ def guard_of(*tensors: torch.Tensor) -> Callable[..., bool]:
     return _guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
+# Return the number of the backward pass that runs in this thread, -1 outside all.
+backward_number: Any = bound("torch._C._current_graph_task_id", lambda: -1)
+# Keep a value for this thread and the backward passes that it starts, return it, or say if there is one.
+keep_for_backward: Any = bound("torch._C._stash_obj_in_tls", lambda name, value: None)
+kept_for_backward: Any = bound("torch._C._get_obj_in_tls", lambda name: None)
+is_kept_for_backward: Any = bound("torch._C._is_key_in_tls", lambda name: False)
+
+
+def tag_graphs(tag: str) -> None:
+    """Have torch's compiler keep the graphs of this process, and of those it starts, apart from others."""
+    name, config = "TORCH_COMPILE_CACHE_KEY_TAG", sys.modules.get("torch.compiler.config")
+    before = os.environ.get(name, "")
+    if tag not in before:
+        os.environ[name] = f"{before}; {tag}" if before else tag
+    if config is not None and tag not in getattr(config, "cache_key_tag", ""):
+        config.cache_key_tag = os.environ[name]  # type: ignore[attr-defined]
+
+
+class WithoutGraphCache:
+    """Compile without the cache that knows graphs by what was traced, before products are replaced in it.
+
+    `torch._functorch.config.enable_autograd_cache`. Some versions keep it for each thread, others for all.
+    """
+
+    _lock, _count, _before = threading.Lock(), 0, True
+
+    def __enter__(self) -> None:
+        config: Any = import_module("torch._functorch.config")
+        with self._lock:
+            own = config.enable_autograd_cache
+            if own:
+                config.enable_autograd_cache = False
+                WithoutGraphCache._before = True
+            WithoutGraphCache._count += 1
+        self._config, self._own = config, own
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            WithoutGraphCache._count -= 1
+            if self._own or (self._count == 0 and self._before):
+                self._config.enable_autograd_cache = True
+
+
 # Operators, and the dispatcher's keys.
 
 if not TYPE_CHECKING:
@@ -114,8 +161,13 @@ if not TYPE_CHECKING:
     # Name a key of the dispatcher, and hold a set of keys.
     DispatchKey = bound("torch._C.DispatchKey")
     DispatchKeySet = bound("torch._C.DispatchKeySet")
+    # See each operator that is called inside a `with`.
+    TorchDispatchMode = bound("torch.utils._python_dispatch.TorchDispatchMode")
     # Record a derivative at one level of transforms.
     SingleLevelFunction = bound("torch.autograd.function._SingleLevelFunction")
+# Return all values in nested containers, and the same containers with each value mapped.
+leaves_of: Any = bound("torch.utils._pytree.tree_leaves")
+map_leaves: Any = bound("torch.utils._pytree.tree_map")
 schema_of: Final[Callable[[Any], Any]] = attrgetter("_schema")  # return the schema of an overload
 # Hold all keys below autograd.
 KEYS_BELOW_AUTOGRAD: Any = bound("torch._C._after_autograd_keyset")

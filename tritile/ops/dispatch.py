@@ -10,6 +10,7 @@ its schema. `values` are all of them in that order.
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, Final, TypeVar
@@ -19,6 +20,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.jit import is_tracing  # type: ignore[attr-defined]
 from torch.overrides import handle_torch_function, has_torch_function
 
+from tritile.core.settings import is_batch_invariant
 from tritile.core.torch_private import (
     forward_level,
     innermost_transform,
@@ -193,9 +195,33 @@ def call_operator(
         raise
 
 
+INVARIANT: Final = "invariant_"
+# What defines the batch-invariant operator of each operation, on first use.
+INVARIANT_OPERATORS: Final[dict[str, Callable[[], None]]] = {}
+_defining: Final = threading.Lock()
+_defined: Final[set[str]] = set()
+
+
+def operator_of(op: str, invariant: bool) -> Any:
+    """Return `torch.ops.tritile.op`, or the operator that is batch-invariant wherever it runs."""
+    if not invariant or op not in INVARIANT_OPERATORS:
+        return getattr(torch.ops.tritile, op)
+    if op not in _defined:
+        with _defining:
+            if op not in _defined:
+                INVARIANT_OPERATORS[op]()
+                _defined.add(op)
+    return getattr(torch.ops.tritile, INVARIANT + op)
+
+
 def call_overload(op: str, *values: Any, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Call the operator `tritile::op` with all of its arguments in the order of its schema."""
-    first, packet = len(values) - len(NAMED[op]), getattr(torch.ops.tritile, op)
+    """Call the operator `tritile::op` with all of its arguments in the order of its schema.
+
+    In a batch-invariant call it is `tritile::invariant_op`, unless torch's compiler traces: the operator then
+    finds the setting when the graph is made.
+    """
+    first = len(values) - len(NAMED[op])
+    packet = operator_of(op, not is_dynamo_compiling() and is_batch_invariant())
     named = dict(zip(NAMED[op], values[first:], strict=True))
     if out is not None:
         packet.out(*values[:first], **named, out=out)

@@ -14,12 +14,11 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from tritile.core.torch_private import know_words, schema_of
-from tritile.ops.dispatch import NAMES, TENSORS, WEIGHTS
+from tritile.ops.dispatch import NAMES, TENSORS, WEIGHTS, operator_of
 
 Rules = list[tuple[list[Placement], list[Placement]]]  # of the result and of the tensors, for torch
 Dims = tuple[Any, ...]  # the name of each dimension of a tensor, None for one that is whole on every rank
@@ -99,8 +98,8 @@ RULES: Final[dict[str, Callable[..., Rules]]] = {
 def register() -> None:
     """Register the rules with torch, once `ops.operators` has defined the operators."""
     for name, rule in RULES.items():
-        operator = getattr(torch.ops.tritile, name).default
-        register_sharding(operator)(rule)
-        # torch caches what it found by tensors and integers only, unless other arguments are named.
-        names = [argument.name for argument in schema_of(operator).arguments if argument.kwarg_only]
-        know_words(operator, names)
+        for operator in {operator_of(name, invariant).default for invariant in (False, True)}:
+            register_sharding(operator)(rule)
+            # torch caches what it found by tensors and integers only, unless other arguments are named.
+            names = [argument.name for argument in schema_of(operator).arguments if argument.kwarg_only]
+            know_words(operator, names)

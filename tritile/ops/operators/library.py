@@ -7,8 +7,13 @@ An operator consists of its schema and
 - rules for autograd, vmap and autocast, if it has them.
 
 If a result may be written to a tensor of the caller, an overload `.out` takes it and returns nothing.
+
+A product has a second operator, `tritile::invariant_NAME`, that is batch-invariant wherever it runs: what
+torch records inside of `tritile.batch_invariant()` (a graph, a derivative) may run outside of it, or in a
+thread that does not know of it. It is defined on first use.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -17,7 +22,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
-from tritile.core.settings import rules, under
+from tritile.core.settings import invariantly, is_batch_invariant, rules, under
 from tritile.core.torch_private import (
     KEYS_BELOW_AUTOGRAD,
     DispatchKey,
@@ -37,7 +42,16 @@ from tritile.core.torch_private import (
     without_keys,
 )
 from tritile.ops.checks import check_constant
-from tritile.ops.dispatch import NAMES, SCHEMAS, TENSORS, call_overload, parted, register_shardings
+from tritile.ops.dispatch import (
+    INVARIANT,
+    INVARIANT_OPERATORS,
+    NAMES,
+    SCHEMAS,
+    TENSORS,
+    call_overload,
+    parted,
+    register_shardings,
+)
 from tritile.ops.permute import options_of
 from tritile.ops.request import request_of, run_plain
 
@@ -59,11 +73,13 @@ def define(
     operands: Sequence[str] = (),
     constants: Sequence[str] = (),
     like: str | None = None,
+    prefix: str = "",
 ) -> None:
     """Define `tritile::name`, and its overload that writes to out.
 
     Args:
         name: the operator's name, of `tritile.ops.dispatch.SCHEMAS`.
+        prefix: `INVARIANT` for the operator that is always batch-invariant.
         record: makes the result, of all arguments in the order of the schema, if a gradient is needed or an
             argument carries a tangent.
         rule: handles a batch of torch.vmap's. It takes in_dims, then all arguments in the order of the
@@ -72,11 +88,15 @@ def define(
         constants: what never has a gradient.
         like: the argument to whose dtype torch.autocast casts, if not to its own.
     """
-    arguments, names = SCHEMAS[name], NAMES[name]
-    LIBRARY.define(f"{name}({arguments}) -> Tensor", tags=_TAGS)
-    packet = getattr(torch.ops.tritile, name)
+    if not prefix and name != "permute":
+        again = functools.partial(define, name, record, rule, operands, constants, like, INVARIANT)
+        INVARIANT_OPERATORS[name] = again
+    arguments, names, own = SCHEMAS[name], NAMES[name], prefix + name
+    LIBRARY.define(f"{own}({arguments}) -> Tensor", tags=_TAGS)
+    packet = getattr(torch.ops.tritile, own)
     op: OpOverload = packet.default
     filled = _filler_of(op)
+    how = _invariant if prefix else _as_it_is
 
     def plain(*args: Any, out: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
         tensors, options = parted(name, filled(args, named))
@@ -94,20 +114,35 @@ def define(
         check_constant(name, **{each: found[each] for each in fixed})
         return record(*values)
 
-    _implement(name, plain, fake)
-    _differentiate(op, recorded)
+    _implement(own, how(plain), how(fake))
+    _differentiate(op, how(recorded))
     if name not in _WITHOUT_OUT:
         keywords = ", " if "*" in arguments else ", *, "
-        LIBRARY.define(f"{name}.out({arguments}{keywords}Tensor(a!) out) -> ()", tags=_TAGS)
-        _implement(f"{name}.out", _nothing(plain), _nothing(fake))
+        LIBRARY.define(f"{own}.out({arguments}{keywords}Tensor(a!) out) -> ()", tags=_TAGS)
+        _implement(f"{own}.out", _nothing(how(plain)), _nothing(how(fake)))
         into = (*names, "out")  # into out there is no gradient, as in torch
         _differentiate(packet.out, lambda *v: check_constant(name, **dict(zip(into, v, strict=True))))
     if name != "permute":
         register_flop_formula(packet)(_flops_of(name))
     if rule is not None:
-        _batch(op, rule)
+        _batch(op, how(rule))
     if operands:
-        _autocast(op, operands, like)
+        _autocast(op, name, how, operands, like)
+
+
+def _as_it_is(kernel: Kernel) -> Kernel:
+    return kernel
+
+
+def _invariant(kernel: Kernel) -> Kernel:
+    """Wrap what an operator does, or another operator for it, to be batch-invariant."""
+
+    @functools.wraps(kernel)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with invariantly():
+            return kernel(*args, **kwargs)
+
+    return run
 
 
 def _implement(name: str, kernel: Kernel, fake: Kernel) -> None:
@@ -169,11 +204,14 @@ def _is_tracked(values: Sequence[Any]) -> bool:
 
 def _differentiate(op: OpOverload, record: Kernel) -> None:
     """Register how a result is made if a gradient is needed. Other calls go on below autograd."""
-    filled = _filler_of(op)
+    filled, name = _filler_of(op), schema_of(op).name.removeprefix("tritile::")
+    invariant = INVARIANT_OPERATORS if schema_of(op).overload_name == "" else {}
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         register_shardings()  # a traced call, or one of the operator itself, comes here first
         values = filled(args, kwargs)
+        if name in invariant and is_batch_invariant():
+            return call_overload(name, *values)
         if _is_tracked(values):
             return record(*values)
         with below_autograd():
@@ -196,12 +234,14 @@ def _batch(op: OpOverload, rule: Rule) -> None:
     LIBRARY.impl(op, kernel, "FuncTorchBatched", with_keyset=True)
 
 
-def _autocast(op: OpOverload, operands: Sequence[str], like: str | None) -> None:
+def _autocast(
+    op: OpOverload, name: str, how: Callable[[Kernel], Kernel], operands: Sequence[str], like: str | None
+) -> None:
     """Register that torch.autocast casts these operands, as it does for torch's own products.
 
     A precision, which is meant for fp32, does not apply to operands that were cast.
     """
-    name, filled = schema_of(op).name.removeprefix("tritile::"), _filler_of(op)
+    filled = _filler_of(op)
 
     def register(device: str, key: str) -> None:
         def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -215,7 +255,7 @@ def _autocast(op: OpOverload, operands: Sequence[str], like: str | None) -> None
             with without_keys(DispatchKeySet(getattr(DispatchKey, key))):
                 return call_overload(name, *values.values())
 
-        LIBRARY.impl(op, kernel, key, with_keyset=True)
+        LIBRARY.impl(op, how(kernel), key, with_keyset=True)
 
     for device, key in _AUTOCAST:
         register(device, key)
