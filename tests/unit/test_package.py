@@ -27,6 +27,7 @@ ALSO_ALLOWED = {
     ("ops/request.py", "tritile.tune.now"),
     ("ops/spread.py", "tritile.tune.spread"),
     ("tune/__init__.py", "tritile.lab.tune"),
+    ("tuner/startup/sitecustomize.py", "tritile.invariant.overrides"),
 }
 FORBIDDEN = {("tune", "ops"), ("ops", "tune"), ("nn", "tune")}
 ADAPTERS = {

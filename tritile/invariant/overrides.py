@@ -149,7 +149,7 @@ def _into(made: Made) -> Made:
         if made in _WRITES:
             try:
                 return made(*args, out=out, **named)
-            except ShapeError:  # torch resizes out, or says what is wrong with the operands
+            except (ShapeError, OverlapError):  # torch resizes out; operands that are wrong raise again
                 pass
         found = made(*args, **named)
         if found.dtype != out.dtype:

@@ -31,7 +31,9 @@ def _package(without):
 def _make_invariant(module):
     """Make torch's products batch-invariant; `module` is torch, just imported."""
     if _package("torch's products are not batch-invariant") is not None:
-        import tritile  # noqa: F401  # does so, by the environment
+        from tritile.invariant.overrides import install_for_process
+
+        install_for_process()
 
 
 def _adopt(module):
