@@ -85,7 +85,9 @@ def why_not(func: Any, tensors: list[torch.Tensor]) -> str:
         return ""
     if space != "aten":
         return "not torch's own: tritile does not know it"
-    if base in overrides.PRODUCTS:  # its kernel tells of what it leaves to torch
+    if any(each.layout != torch.strided or each.is_nested for each in tensors) and not func.is_view:
+        return "sparse or nested tensors"
+    if base in overrides.PRODUCTS:  # its kernel reports what it leaves to torch
         here = {each.device.type.upper() for each in tensors}
         return "" if here <= overrides.installed() else f"a product on {', '.join(sorted(here)).lower()}"
     tags = func.tags
@@ -104,7 +106,7 @@ def why_not(func: Any, tensors: list[torch.Tensor]) -> str:
 
 
 class Watch(TorchDispatchMode):
-    """Tell a report of each operation."""
+    """Add each operation to a report."""
 
     def __init__(self, found: Report) -> None:
         super().__init__()
@@ -118,6 +120,6 @@ class Watch(TorchDispatchMode):
         result = func(*args, **kwargs)
         if why:
             self._found.add(func.name(), why)
-        elif before == sum(self._found._calls.values()):  # nor did a kernel of ours tell of the call
+        elif before == sum(self._found._calls.values()):  # nor did a kernel of ours report the call
             self._found.invariant += 1
         return result
