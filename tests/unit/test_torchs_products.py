@@ -4,6 +4,7 @@ The kernels are registered for the CPU here, where tritile computes products row
 """
 
 import asyncio
+import contextlib
 import contextvars
 import gc
 import os
@@ -113,6 +114,10 @@ def test_out_may_be_an_operand():
 
 
 REFUSED = {
+    "mixed": lambda: torch.addmm(BIAS, A.half(), B.half()),
+    "mixed in place": lambda: torch.ones(12, 24).addmm_(A.half(), B.half()),
+    "batches": lambda: torch.addbmm(BIAS, torch.randn(3, 4, 8), torch.randn(6, 4, 24)),
+    "shape in place": lambda: torch.ones(5, 24).addmm_(A, B),
     "shapes": lambda: torch.mm(A, A),
     "dtypes": lambda: torch.mm(A, B.double()),
     "vector": lambda: torch.mv(A, B),
@@ -146,6 +151,19 @@ def test_what_is_not_covered_is_torchs_and_reported(name, made):
     assert not made
     calls = [(each.name, each.calls) for each in found.operations]
     assert calls == ([] if name == "integers" else [("aten::mm", 1)])  # integers are exact in any order
+
+
+class Labelled(torch.nn.Parameter):
+    """A subclass that handles no operators, as servers have for their weights."""
+
+
+def test_subclasses_are_covered(made):
+    layer = torch.nn.Linear(40, 24)
+    layer.weight, layer.bias = Labelled(layer.weight.data), Labelled(layer.bias.data)
+    with inside():
+        layer(A)
+        A.as_subclass(type("Plain", (torch.Tensor,), {})) @ B
+    assert len(made) == 2
 
 
 class Net(torch.nn.Module):
@@ -217,6 +235,39 @@ def test_compiled_graphs_are_kept_apart(made, backend, first):
         assert len(made) == (5 if is_inside else 0)
 
 
+CHOICES = {
+    "torch's": inside,
+    "ours": lambda: tritile.batch_invariant(torch=False),
+    "off": lambda: tritile.batch_invariant(False),
+}
+
+
+@pytest.mark.parametrize("first", CHOICES)
+def test_each_choice_has_graphs_of_its_own(made, first):
+    """torch's compiler makes sums of a product with a vector, which cannot be redirected as they run."""
+    torch.compiler.reset()
+    call = torch.compile(lambda a, b: torch.mv(a, b), fullgraph=True)
+    with CHOICES[first]():
+        call(A, VECTOR)
+    for name, choose in CHOICES.items():
+        call(A, VECTOR)
+        made.clear()
+        with inside(), choose():
+            call(A, VECTOR)
+            call(A, VECTOR)
+        assert bool(made) == (name == "torch's"), name
+
+
+def test_compiled_in_a_copied_context():
+    torch.compiler.reset()
+    call = torch.compile(lambda a, b: a @ b)
+    with inside():
+        copied = contextvars.copy_context()
+    with pytest.raises(Exception, match="copied context"):
+        copied.run(call, A, B)
+    torch.testing.assert_close(call(A, B), A @ B)
+
+
 def test_graphs_of_tritiles_own_calls_stay_invariant(made, monkeypatch):
     """What torch records is an operator of its own, as a backward pass may run in another thread."""
     torch.compiler.reset()
@@ -249,12 +300,17 @@ def test_transforms_and_autocast(made):
         torch.vmap(torch.func.grad(lambda w, x: (x @ w).sum()), (None, 0))(B, BATCH)
         torch.func.jvp(lambda w: A @ w, (B,), (B,))
         assert len(made) == 1 + 1 + 2 + 2 + 3
+        with torch.autocast("cpu", torch.bfloat16):  # which casts neither of these
+            assert torch.dot(VECTOR, VECTOR).dtype == torch.float32
+            full = torch.zeros(12, 24).addmm_(A, B)
+        assert torch.equal(full, torch.zeros(12, 24).addmm_(A, B))
+        made.clear()
         torch.use_deterministic_algorithms(True)
         try:
             A @ B
         finally:
             torch.use_deterministic_algorithms(False)
-    assert len(made) == 10
+    assert len(made) == 1
 
 
 def test_nested_choices(made):
@@ -338,6 +394,60 @@ def test_threads_enter_and_leave_together():
     gc.collect()
     assert (faults, WithoutGraphCache._count) == ([], 0)
     assert torch._functorch.config.enable_autograd_cache
+
+
+def test_one_context_of_many_threads(made):
+    shared, barrier, faults = inside(), threading.Barrier(3), []
+
+    def enter():
+        try:
+            for _ in range(20):
+                barrier.wait(30)
+                with shared:
+                    torch.mm(A, B)
+                assert not overrides.redirects()
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=enter) for _ in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert (faults, len(made)) == ([], 60)
+
+
+def later_generator():
+    yield A @ B
+
+
+async def later_coroutine():
+    return A @ B
+
+
+@pytest.mark.parametrize("function", [later_generator, later_coroutine])
+@pytest.mark.parametrize("choose", [inside, tritile.mode])
+def test_functions_that_run_later_are_refused(function, choose):
+    with pytest.raises(InvalidValueError, match=f"decorates {function.__name__}, which runs after"):
+        (choose() if choose is inside else choose("off"))(function)
+
+
+def test_tasks_that_leave_out_of_order(made):
+    """A backward pass outside stays torch's."""
+    w = B.clone().requires_grad_()
+
+    async def task(before, within):
+        await asyncio.sleep(before)
+        with inside():
+            await asyncio.sleep(within)
+
+    async def both():
+        await asyncio.gather(task(0, 0.02), task(0.01, 0.03))
+
+    asyncio.run(both())
+    torch.einsum("mk,kn->mn", A, w).sum().backward()
+    assert not made
+    assert overrides.entered.count == 0
 
 
 def test_two_libraries_override_one_operator(made):
@@ -426,6 +536,41 @@ def test_report_lists_what_ran():
     assert "<table>" in found._repr_html_()
 
 
+def test_report_of_integers():
+    numbers = torch.randint(9, (40, 12))
+    with tritile.batch_invariant.report() as found:
+        numbers.sum(0)
+        numbers.sum(0, dtype=torch.float32)
+        numbers.topk(3)
+        numbers.flatten().bincount()
+        numbers.cumsum(0)
+    assert [each.name for each in found.operations] == ["aten::sum.dim_IntList", "aten::topk"]
+
+
+def test_report_with_the_setting_off():
+    with tritile.batch_invariant.report() as outer, tritile.batch_invariant.report() as inner:
+        with tritile.batch_invariant(False):
+            torch.mm(A, B)
+        torch.mm(A.to(torch.complex64), B.to(torch.complex64))
+    for found in (outer, inner):
+        assert sum(each.calls for each in found.operations if each.name == "aten::mm") == 2
+
+
+def test_report_of_inference_and_of_operators_that_take_functions():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q = torch.randn(1, 1, 16, 16)
+    with tritile.batch_invariant.report() as found, torch.inference_mode():
+        F.linear(A, B.mT, BIAS)
+        torch.einsum("mk,kn->mn", A, B)
+    assert not found, found
+    with tritile.batch_invariant.report() as found, torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        flex_attention(q, q, q)
+        torch.compile(Net(), fullgraph=True)(BATCH)
+    assert "flex_attention" in str(found)
+
+
 def test_report_lists_backward_passes():
     x = A.clone().requires_grad_()
     with tritile.batch_invariant.report() as found:
@@ -456,6 +601,54 @@ def test_check_names_the_first_operation():
             Attention(), lambda rows: (torch.randn(rows, 5, 40),), batches=(1, 2, 7)
         )
         assert (found.equal, found.differing, found.runs, found.operation) == (True, {}, 6, "")
+
+
+def test_check_compares_what_corresponds():
+    """Batches may run other operations: a copy of one row is none."""
+
+    def copies(x):
+        y = x.view(-1, 4, 8).transpose(0, 1).contiguous()
+        return (y * 2 / (1 + y.shape[1])).transpose(0, 1).reshape(len(x), -1)
+
+    found = tritile.check_invariant(copies, lambda rows: torch.randn(rows, 32), batches=(1, 3, 7))
+    assert found.operation == "aten::div.Tensor"
+
+    class Fails(torch.nn.Module):
+        def forward(self, x):
+            raise ZeroDivisionError
+
+    class Catches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bad = Fails()
+
+        def forward(self, x):
+            with contextlib.suppress(ZeroDivisionError):
+                self.bad(x)
+            assert len(x) > 1, "needs two rows"
+            return x - x.mean(0)
+
+    found = tritile.check_invariant(Catches(), lambda rows: torch.randn(rows, 8), batches=(2, 4))
+    assert (found.operation, found.module) == ("aten::mean.dim", "Catches")
+    compiled = torch.compile(lambda x: x - x.mean(0), fullgraph=True)
+    assert tritile.check_invariant(compiled, lambda rows: torch.randn(rows, 8)).operation == "aten::mean.dim"
+
+
+def test_checksums_tell_bits_apart():
+    """Of small differences that cancel, too."""
+
+    def model(x):
+        bits = torch.ones(len(x), 3)
+        if len(x) != 64:
+            bits.view(torch.int32).add_(torch.tensor([1, 1, -1], dtype=torch.int32))
+        return bits
+
+    assert not tritile.check_invariant(model, lambda rows: torch.zeros(rows, 3))
+
+
+def test_check_refuses_results_that_are_not_plain():
+    with pytest.raises(tritile.errors.UnsupportedError, match="sparse or nested"):
+        tritile.check_invariant(torch.Tensor.to_sparse, lambda rows: torch.ones(rows, 3))
 
 
 def test_check_takes_keywords_and_what_has_no_rows():

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import inspect
 import itertools
 import logging
 import math
@@ -12,7 +13,7 @@ import stat
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
@@ -127,6 +128,9 @@ class _Block:
 _BLOCK: Final[ContextVar[_Block | None]] = ContextVar("tritile_block", default=None)
 
 
+_LATER: Final = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+
+
 class Choosing(contextlib.ContextDecorator):
     """Choose settings inside a `with` or in calls of a decorated function; warn if used as neither."""
 
@@ -134,7 +138,18 @@ class Choosing(contextlib.ContextDecorator):
 
     def __init__(self, *choices: tuple[_Setting[Any], Any]) -> None:
         self._choices, self._is_used = choices, False
-        self._tokens: list[list[Any]] = []
+        self._entered: dict[int, list[list[Any]]] = {}  # by thread: what `__exit__` takes back
+
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        """Decorate a function. Raises InvalidValueError for one that would run after it has returned."""
+        self._is_used = True
+        if any(is_later(function) for is_later in _LATER):
+            name = getattr(function, "__qualname__", repr(function))
+            raise InvalidValueError(
+                f"{self._name} decorates {name}, which runs after it has returned, as it is a generator or a "
+                f"coroutine: write `with {self._name}(...):` inside of it"
+            )
+        return super().__call__(function)
 
     def _recreate_cm(self) -> "Choosing":
         self._is_used = True
@@ -147,16 +162,19 @@ class Choosing(contextlib.ContextDecorator):
         # Under other modes a graph with torch's own product is as good.
         if not all(setting is _MODE and value not in ("strict", "off") for setting, value in self._choices):
             tokens.append((_BLOCK, _BLOCK.set(_Block())))
-        self._tokens.append(tokens)
+        self._entered.setdefault(threading.get_ident(), []).append(tokens)
 
     def __exit__(self, *_: object) -> None:
-        for variable, token in self._tokens.pop():
+        for variable, token in self._entered[threading.get_ident()].pop():
             variable.reset(token)
+
+    @property
+    def _name(self) -> str:
+        return f"tritile.{'batch_invariant' if self._choices[0][0] is _INVARIANT else 'mode'}"
 
     def __del__(self) -> None:
         if not self._is_used:
-            name = "batch_invariant" if self._choices[0][0] is _INVARIANT else "mode"
-            text = f"tritile.{name}(...) changed nothing: write `with tritile.{name}(...):` around the calls"
+            text = f"{self._name}(...) changed nothing: write `with {self._name}(...):` around the calls"
             warnings.warn(text, stacklevel=2)
 
 

@@ -165,6 +165,10 @@ if not TYPE_CHECKING:
     TorchDispatchMode = bound("torch.utils._python_dispatch.TorchDispatchMode")
     # Record a derivative at one level of transforms.
     SingleLevelFunction = bound("torch.autograd.function._SingleLevelFunction")
+# True of an operator that consists of others.
+is_composite: Final = functools.cache(
+    lambda op: torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+)
 # Return all values in nested containers, and the same containers with each value mapped.
 leaves_of: Any = bound("torch.utils._pytree.tree_leaves")
 map_leaves: Any = bound("torch.utils._pytree.tree_map")
@@ -175,6 +179,8 @@ KEYS_BELOW_AUTOGRAD: Any = bound("torch._C._after_autograd_keyset")
 below_autograd: Any = bound("torch._C._AutoDispatchBelowAutograd")
 # Leave keys out of dispatch for a `with`.
 without_keys: Any = bound("torch._C._ExcludeDispatchKeyGuard")
+# True of a class whose tensors handle operators themselves.
+is_dispatched = functools.cache(lambda kind: kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__)
 # Allow SingleLevelFunction for a `with`.
 single_level: Any = bound("torch._functorch.utils.enable_single_level_autograd_function")
 

@@ -3,18 +3,18 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from tritile.core.markup import Tabular
-from tritile.core.torch_private import TorchDispatchMode, leaves_of, map_leaves
-from tritile.errors import InvalidValueError, ShapeError
+from tritile.core.torch_private import OpOverload, TorchDispatchMode, leaves_of, map_leaves
+from tritile.errors import InvalidValueError, ShapeError, UnsupportedError
 
 _BATCHES: Final = (1, 2, 7, 64)
 _WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_PRIME: Final = 1_000_003
 
 
 class Run(NamedTuple):
@@ -66,35 +66,84 @@ class InvarianceCheck(Tabular):
 
 
 def _sums(tensor: torch.Tensor, dim: int, count: int) -> torch.Tensor:
-    """Return a checksum of the bits of each of `count` parts of a dimension, in exact arithmetic."""
-    parts = tensor.detach().movedim(dim, 0).reshape(count, -1).contiguous()
+    """Return a checksum of the bits of each of `count` parts of a dimension.
+
+    Words are multiplied by numbers of 64 random bits, and sums are exact, modulo 2^64. The numbers are those
+    of Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014), as in SplitMix64.
+    """
+    parts = tensor.detach().resolve_conj().resolve_neg().movedim(dim, 0).reshape(count, -1).contiguous()
     words = parts.view(_WORDS[min(8, parts.element_size())]).reshape(count, -1).long()
-    places = torch.arange(1, words.shape[1] + 1, device=words.device) * _PRIME % (2**31 - 1)
-    return (words * places).sum(1)
+    weights = torch.arange(1, words.shape[1] + 1, device=words.device) * -7046029254386353131
+    weights = (weights ^ (weights >> 30)) * -4658895280553007687
+    weights = (weights ^ (weights >> 27)) * -7723592293110705685
+    return (words * (weights | 1)).sum(1)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_nested
+
+
+class Made(NamedTuple):
+    """A tensor that an operation made in a batch of `rows`: its shape, and checksums by dimension.
+
+    A dimension that may hold the rows has a checksum of each row, None stands for the whole tensor.
+    """
+
+    rows: int
+    shape: tuple[int, ...]
+    sums: dict[int | None, torch.Tensor]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, rows: int) -> "Made":
+        sums: dict[int | None, torch.Tensor] = {None: _sums(tensor.reshape(-1), 0, 1)}
+        for dim, size in enumerate(tensor.shape):
+            if size % rows == 0:
+                sums[dim] = _sums(tensor, dim, rows)
+        return cls(rows, tuple(tensor.shape), sums)
+
+    def differs(self, whole: "Made", places: tuple[int, ...]) -> bool:
+        """True if bits differ from those of the same rows in the full batch, as far as rows are found."""
+        if len(self.shape) != len(whole.shape):
+            return False
+        unlike = [dim for dim, size in enumerate(self.shape) if size != whole.shape[dim]]
+        if not unlike and self.rows == whole.rows:  # in another order, perhaps
+            dims = [dim for dim in self.sums if dim is not None and dim in whole.sums]
+            found = [torch.equal(self.sums[dim], whole.sums[dim][list(places)]) for dim in dims]
+            return not any([*found, torch.equal(self.sums[None], whole.sums[None])])
+        if not unlike:
+            return not torch.equal(self.sums[None], whole.sums[None])
+        if len(unlike) > 1 or self.shape[unlike[0]] * whole.rows != whole.shape[unlike[0]] * self.rows:
+            return False
+        (dim,) = unlike
+        return not torch.equal(self.sums[dim], whole.sums[dim][list(places)])
 
 
 class _Trace(TorchDispatchMode):
-    """Note each operation: its name, module, and result, of which `keep` makes what is kept."""
+    """Note each operation: its name, its module, and what it made."""
 
-    def __init__(self, keep: Callable[[int, torch.Tensor], Any], modules: dict[int, str]) -> None:
+    supports_higher_order_operators = True
+
+    def __init__(self, rows: int, modules: dict[int, str]) -> None:
         super().__init__()
-        self.found: list[tuple[str, str, list[Any]]] = []
-        self._keep, self._modules, self._within = keep, modules, list[str]()
+        self.found: list[tuple[str, str, list[Made]]] = []
+        self._rows, self._modules, self._within = rows, modules, list[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not func.is_view:
-            leaves = [each for each in leaves_of(result) if isinstance(each, torch.Tensor)]
-            kept = [self._keep(len(self.found), each) for each in leaves]
-            self.found.append((func.name(), self._within[-1] if self._within else "", kept))
+        is_operator = isinstance(func, OpOverload)
+        name = func.name() if is_operator else str(func)
+        if not (is_operator and func.is_view) and "empty" not in name:  # which holds whatever was there
+            made = [
+                Made.of(each, self._rows) for each in leaves_of(result) if _is_plain(each) and each.numel()
+            ]
+            self.found.append((name, self._within[-1] if self._within else "", made))
         return result
 
     def __enter__(self) -> "_Trace":
         self._hooks = ExitStack()
-        for hook in (
-            register_module_forward_pre_hook(lambda module, args: self._within.append(self._name(module))),
-            register_module_forward_hook(self._leave),
-        ):
+        enter = register_module_forward_pre_hook(lambda module, args: self._within.append(self._name(module)))
+        leave = register_module_forward_hook(self._leave, always_call=True)
+        for hook in (enter, leave):
             self._hooks.callback(hook.remove)
         return super().__enter__()
 
@@ -107,17 +156,6 @@ class _Trace(TorchDispatchMode):
 
     def _name(self, module: torch.nn.Module) -> str:
         return self._modules.get(id(module)) or type(module).__name__
-
-
-def _split_at(shape: Sequence[int], other: Sequence[int], rows: int, of_other: int) -> int | None:
-    """Return the dimension that has the rows, by the shape in a batch of another size; None if none does."""
-    if len(shape) != len(other):
-        return None
-    differing = [dim for dim, pair in enumerate(zip(shape, other, strict=True)) if pair[0] != pair[1]]
-    if len(differing) != 1:
-        return None
-    (dim,) = differing
-    return dim if shape[dim] * of_other == other[dim] * rows else None
 
 
 class _Model:
@@ -146,43 +184,27 @@ class _Model:
 
     def outputs(self, rows: tuple[int, ...]) -> torch.Tensor:
         """Return a checksum of each row of all results."""
-        found = [
-            _sums(each, 0, len(rows))
-            for each in leaves_of(self.result(rows))
-            if isinstance(each, torch.Tensor) and each.ndim > 0 and each.shape[0] == len(rows)
-        ]
+        found = []
+        for each in leaves_of(self.result(rows)):
+            if not isinstance(each, torch.Tensor):
+                continue
+            if not _is_plain(each):
+                raise UnsupportedError(
+                    "check_invariant: a result is sparse or nested: expected plain tensors"
+                )
+            if each.ndim > 0 and each.shape[0] == len(rows):
+                found.append(_sums(each, 0, len(rows)))
         if not found:
             raise ShapeError(
                 f"check_invariant: with {len(rows)} rows no result has a first dimension of {len(rows)}"
             )
         return torch.stack(found, 1)
 
-    def traced(self, rows: tuple[int, ...], keep: Callable[[int, torch.Tensor], Any]) -> _Trace:
-        trace = _Trace(keep, self.modules)
-        with trace:
+    def traced(self, rows: tuple[int, ...]) -> list[tuple[str, str, list[Made]]]:
+        trace = _Trace(len(rows), self.modules)
+        with torch.compiler.set_stance("force_eager"), trace:
             self.result(rows)
-        return trace
-
-    def shapes(self, count: int) -> list[tuple[Any, list[Any]]]:
-        trace = self.traced(tuple(range(count)), lambda number, tensor: tuple(tensor.shape))
-        return [(name, kept) for name, _, kept in trace.found]
-
-    def sums(self, run: Run, other: list[tuple[Any, list[Any]]], of_other: int) -> _Trace:
-        """Trace a run, and keep checksums of rows; `other` has the shapes in a batch of another size."""
-        places = dict[int, int]()
-
-        def keep(number: int, tensor: torch.Tensor) -> Any:
-            at = places[number] = places.get(number, -1) + 1
-            shapes = other[number][1] if number < len(other) else []
-            shape = shapes[at] if at < len(shapes) else None
-            if shape is None or tensor.numel() == 0:
-                return None
-            if shape == tuple(tensor.shape):
-                return "whole", _sums(tensor, 0, 1) if tensor.ndim else _sums(tensor.reshape(1), 0, 1)
-            dim = _split_at(tuple(tensor.shape), shape, len(run.rows), of_other)
-            return None if dim is None else ("rows", _sums(tensor, dim, len(run.rows)))
-
-        return self.traced(run.rows, keep)
+        return trace.found
 
 
 def check_invariant(
@@ -203,6 +225,7 @@ def check_invariant(
     Raises:
         InvalidValueError: `batches` are not as described.
         ShapeError: no input or no result has the rows in its first dimension.
+        UnsupportedError: a result is a sparse or nested tensor.
 
     Examples:
         >>> layer = torch.nn.ReLU()
@@ -240,21 +263,24 @@ def check_invariant(
 
 
 def _first(of: _Model, everything: Run, runs: list[Run]) -> tuple[str, str, int]:
-    """Return the first operation that differs in any of these runs, its module, and how many came before."""
-    shapes = {count: of.shapes(count) for count in (1, 2)}
-    whole = of.sums(everything, shapes[1], 1).found
-    least: tuple[str, str, int] | None = None
+    """Return the first operation that differs in any of these runs, its module, and how many came before.
+
+    Batches may run different operations: those of one name that follow each other alike are compared.
+    """
+    whole = of.traced(everything.rows)
+    names = [name for name, *_ in whole]
+    first: tuple[str, str, int] | None = None
     for run in runs:
-        other = 2 if len(run.rows) == 1 else 1
-        for number, (name, module, kept) in enumerate(of.sums(run, shapes[other], other).found):
-            if number >= len(whole) or (least is not None and number >= least[2]):
-                break
-            pairs = [pair for pair in zip(kept, whole[number][2], strict=False) if None not in pair]
-            for (kind, mine), (of_whole, theirs) in pairs:
-                wanted = theirs[list(run.rows)] if kind == "rows" else theirs
-                if kind == of_whole and not torch.equal(mine, wanted):
-                    least = (name, module, number)
+        mine = of.traced(run.rows)
+        blocks = SequenceMatcher(
+            None, [name for name, *_ in mine], names, autojunk=False
+        ).get_matching_blocks()
+        for start, begin, count in blocks:
+            for (name, module, made), (number, (_, _, wholly)) in zip(
+                mine[start : start + count], enumerate(whole[begin : begin + count], begin), strict=True
+            ):
+                if first is not None and number >= first[2]:
                     break
-            if least is not None and least[2] == number:
-                break
-    return least or ("", "", 0)
+                if any(one.differs(other, run.rows) for one, other in zip(made, wholly, strict=False)):
+                    first = name, module, number
+    return first or ("", "", 0)

@@ -1,45 +1,79 @@
 """`tritile.batch_invariant`: the setting, for a `with`, a function or a process."""
 
+import functools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
+import torch
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from tritile.core.settings import Choosing, choices_of_invariance, is_batch_invariant_torch
+from tritile.core.settings import (
+    Choosing,
+    choices_of_invariance,
+    is_batch_invariant,
+    is_batch_invariant_torch,
+)
 from tritile.core.torch_private import WithoutGraphCache
 from tritile.errors import InvalidValueError
 from tritile.invariant import overrides
 from tritile.invariant.report import Report, Watch
 
+_BACKWARD: Final = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
-class _Traced(TorchFunctionMode):
-    """Change no call. torch's compiler guards which modes are on, and so keeps these graphs apart."""
+
+class _Inside(TorchFunctionMode):
+    """Change no call, but have backward passes know of the setting.
+
+    torch's compiler guards the classes of the modes that are on, and so keeps the graphs of each choice
+    apart: there is a class for each.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not is_dynamo_compiling() and func in _BACKWARD:
+            with overrides.kept_for_backward():
+                return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+class _InsideOurs(_Inside):
+    """tritile's own operations are batch-invariant."""
+
+
+class _InsideTorchs(_Inside):
+    """torch's products are, too."""
+
+
+class _Outside(_Inside):
+    """Nothing is, within something that was."""
 
 
 class _Invariant(Choosing):
     """Choose batch invariance inside a `with`, and have torch's compiler and backward passes know of it."""
-
-    def __init__(self, *choices: Any) -> None:
-        super().__init__(*choices)
-        self._entered: list[list[Any]] = []
 
     def __enter__(self) -> None:
         super().__enter__()
         on = is_batch_invariant_torch()
         if on:
             overrides.install()
-        self._entered.append([_Traced(), WithoutGraphCache(), overrides.kept_for_backward(on)])
-        for each in self._entered[-1]:
+        kind = _InsideTorchs if on else _InsideOurs if is_batch_invariant() else _Outside
+        entered = kind(), WithoutGraphCache()
+        for each in entered:
             each.__enter__()
+        self._modes.setdefault(threading.get_ident(), []).append(entered)
+        overrides.entered.count += 1
 
     def __exit__(self, *error: object) -> None:
-        for each in reversed(self._entered.pop()):
+        overrides.entered.count -= 1
+        for each in reversed(self._modes[threading.get_ident()].pop()):
             each.__exit__(None, None, None)
         super().__exit__(*error)
+
+    @functools.cached_property
+    def _modes(self) -> dict[int, list[tuple[Any, ...]]]:
+        return {}
 
 
 def batch_invariant(on: bool = True, *, torch: bool | None = None) -> Choosing:
@@ -63,7 +97,9 @@ def batch_invariant(on: bool = True, *, torch: bool | None = None) -> Choosing:
     whose bits differ. tritile's kernels are registered with torch's dispatcher on first use; from then on a
     product of torch's takes about 3 us longer on the host, outside as well, and its bits are torch's there.
 
-    The choice applies to the current thread or task, and to the backward passes of calls made inside.
+    The choice applies to the current thread or task, and to the backward passes of products made inside.
+    Products that torch makes in a backward pass for anything else, such as a forward pass that
+    `torch.utils.checkpoint` recomputes, follow the call of `backward`: call it inside, too.
     `TRITILE_BATCH_INVARIANT=1` sets it for a process, and `=torch` with torch's products.
 
     Args:
@@ -94,9 +130,10 @@ def report() -> Iterator[Report]:
 
     The `with` is also one of `tritile.batch_invariant(torch=True)`. Products that tritile makes, elementwise
     operations, and those that only move, choose or compare elements are batch-invariant. All others are
-    listed, whether or not their kernels happen to be: `tritile.check_invariant` compares bits. Calls on the
-    host are listed too. Inside, torch calls each operation one by one, slowly, and runs compiled models
-    as they are written.
+    listed, whether or not their kernels happen to be: `tritile.check_invariant` compares bits. Products on
+    the host are listed, too; elementwise operations there may round differently at the end of a vector.
+    Inside, torch calls each operation one by one, slowly, and runs compiled models as they are written. It
+    sees this thread and its backward passes.
 
     Yields:
         A `Report`, complete at the end of the `with`.
@@ -108,12 +145,8 @@ def report() -> Iterator[Report]:
         ['aten::_softmax']
     """
     found = Report()
-    token = overrides.missed.set(lambda name, why: found.add(f"aten::{name}", f"torch's kernel: {why}"))
-    try:
-        with batch_invariant(torch=True), Watch(found):
-            yield found
-    finally:
-        overrides.missed.reset(token)
+    with batch_invariant(torch=True), torch.compiler.set_stance("force_eager"), Watch(found):
+        yield found
 
 
 batch_invariant.report = report  # type: ignore[attr-defined]

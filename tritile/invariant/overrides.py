@@ -6,21 +6,29 @@ kernels make arrive. Outside of `tritile.batch_invariant(torch=True)` both call 
 before. They are registered once, on first use, because torch's dispatcher may not change while other threads
 call it; from then on each product of torch's takes about 3 us longer on the host.
 
-A backward pass follows its forward pass: what is recorded here are tritile's operators, which keep the
-setting. A pass that begins inside recomputes (`torch.utils.checkpoint`) inside, in whatever thread.
+The backward pass of a product follows its forward pass: what is recorded here are tritile's operators, which
+keep the setting. Products that torch makes in a backward pass for anything else (a recomputed forward pass of
+`torch.utils.checkpoint`, the formula of another operation) follow the call of `backward`, in whatever thread
+they run: `kept_for_backward`.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
 
 from tritile.core import torch_private
 from tritile.core.settings import chooses_torch, invariantly, is_batch_invariant_torch
-from tritile.core.torch_private import DispatchKeySet, is_fake
+from tritile.core.torch_private import (
+    DispatchKey,
+    DispatchKeySet,
+    is_any_autocast_on,
+    is_dispatched,
+    is_fake,
+    without_keys,
+)
 from tritile.errors import (
     DeviceError,
     DtypeError,
@@ -40,13 +48,29 @@ from tritile.ops.scaled import scaled_matmul
 _DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SCALED: Final = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.int32)  # and where groups end
 _KEPT: Final = "tritile_batch_invariant"
+_AUTOCAST: Final = DispatchKeySet(DispatchKey.AutocastCUDA) | DispatchKeySet(DispatchKey.AutocastCPU)
 # A call that tritile does not make is torch's, whose own words say what is wrong with it, if anything is.
 _TORCHS: Final = (
     DeviceError, DtypeError, GradientError, InvalidValueError, OverlapError, ShapeError, UnsupportedError,
 )  # fmt: skip
 
-# Called with the name of a product that torch's own kernel makes inside, and why.
-missed: Final[ContextVar[Callable[[str, str], None] | None]] = ContextVar("tritile_missed", default=None)
+
+class Last(threading.local):
+    """Who made the last product of torch's in this thread: tritile, or why torch."""
+
+    is_ours, why = False, ""
+
+
+last: Final = Last()
+
+
+class Entered(threading.local):
+    """How many times this thread is inside a `with` of `tritile.batch_invariant`."""
+
+    count = 0
+
+
+entered: Final = Entered()
 
 
 # --- Each product of torch's, by ours ---
@@ -71,6 +95,8 @@ def _addmv(input: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: Any = 1) -> 
 
 def _addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
     """A sum of products is one product, of the matrices side by side."""
+    if batch1.ndim != 3 or batch2.ndim != 3 or batch1.shape[::2] != batch2.shape[:2]:
+        raise ShapeError("addbmm: expected (B, M, K) and (B, K, N)")
     left = batch1.transpose(0, 1).flatten(1)
     return addmm(input, left, batch2.flatten(0, 1), beta=beta, alpha=alpha)
 
@@ -162,7 +188,10 @@ def _into(made: Made) -> Made:
 
 def _in_place(made: Made) -> Made:
     def run(input: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
-        return input.copy_(made(input, *args, **named))
+        found = made(input, *args, **named)
+        if found.shape != input.shape:
+            raise ShapeError("the result does not fit the tensor that it is written to")
+        return input.copy_(found)
 
     return run
 
@@ -181,8 +210,9 @@ def redirects() -> bool:
 
 
 @contextmanager
-def kept_for_backward(on: bool) -> Iterator[None]:
-    """Have backward passes that begin inside the `with` know of the setting, in whatever thread they run."""
+def kept_for_backward() -> Iterator[None]:
+    """Have a backward pass that begins inside the `with` know of the setting, in whatever thread it runs."""
+    on = is_batch_invariant_torch()
     is_kept = torch_private.is_kept_for_backward(_KEPT)
     before = is_kept and torch_private.kept_for_backward(_KEPT)
     torch_private.keep_for_backward(_KEPT, on)
@@ -193,19 +223,35 @@ def kept_for_backward(on: bool) -> Iterator[None]:
 
 
 def _fault(name: str, tensors: list[torch.Tensor]) -> str:
-    """Say why torch's own kernel makes this product, "" if tritile does."""
-    dtypes = (*_DTYPES, *_SCALED) if name.startswith(("_scaled", "_grouped")) else _DTYPES
+    """Return why torch's own kernel makes this product, "" if tritile does."""
+    is_mixed = name.startswith(("_scaled", "_grouped"))
+    dtypes = (*_DTYPES, *_SCALED) if is_mixed else _DTYPES
     for tensor in tensors:
         if tensor.layout != torch.strided:
             return f"{tensor.layout} tensors"
         if tensor.dtype not in dtypes:
             return str(tensor.dtype)
+        if tensor.dtype != tensors[0].dtype and not is_mixed and ".dtype" not in name:
+            return "tensors of several dtypes"  # an error of torch's
     return ""
 
 
 def _is_for_its_class(tensors: list[torch.Tensor]) -> bool:
     """True of tensors whose class handles torch's operators, and calls them again on what it holds."""
-    return any(type(each) not in PLAIN and not is_fake(each) for each in tensors)
+    return any(
+        type(each) not in PLAIN and is_dispatched(type(each)) and not is_fake(each) for each in tensors
+    )
+
+
+def _check_traced(tensors: list[torch.Tensor]) -> None:
+    """Raise UnsupportedError if torch's compiler traces a call whose setting its guards do not know."""
+    if entered.count or not chooses_torch() or all(type(each) in PLAIN for each in tensors):
+        return
+    if torch_private.TracingContext.try_get() is not None and torch_private.backward_number() < 0:
+        raise UnsupportedError(
+            "torch.compile in a thread with a copied context: expected `with "
+            "tritile.batch_invariant(torch=True):` in the thread itself, around the compiled function"
+        )
 
 
 def _override(name: str, key: str, made: Made) -> Callable[..., Any]:
@@ -213,20 +259,26 @@ def _override(name: str, key: str, made: Made) -> Callable[..., Any]:
     torchs = torch.library.get_kernel(f"aten::{name}", key)
 
     def kernel(keyset: DispatchKeySet, *args: Any, **named: Any) -> Any:
+        why = ""
         if redirects():
-            tensors = [each for each in (*args, *named.values()) if isinstance(each, torch.Tensor)]
+            tensors: list[torch.Tensor] = [
+                each for each in (*args, *named.values()) if isinstance(each, torch.Tensor)
+            ]
             if not _is_for_its_class(tensors):
                 why = _fault(name, tensors)
+                _check_traced(tensors)
                 if not why:
+                    # torch casts nothing by autocast here; it did so before, for what it does.
+                    uncast = without_keys(_AUTOCAST) if is_any_autocast_on() else nullcontext()
                     try:
-                        with invariantly():
-                            return made(*args, **named)
+                        with invariantly(), uncast:
+                            result = made(*args, **named)
                     except _TORCHS as error:
                         why = brief(error)
-                # Below autograd, so once. Sums of integers are exact in any order.
-                is_exact = not any(each.is_floating_point() or each.is_complex() for each in tensors)
-                if key in _LIBRARIES and not is_exact and (report := missed.get()) is not None:
-                    report(name, why)
+                    else:
+                        last.is_ours = True
+                        return result
+        last.is_ours, last.why = False, why
         return torchs.call_boxed(keyset, *args, **named)
 
     return kernel

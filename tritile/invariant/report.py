@@ -7,14 +7,15 @@ from typing import Any, Final
 import torch
 
 from tritile.core.markup import Tabular
-from tritile.core.torch_private import TorchDispatchMode, leaves_of
+from tritile.core.torch_private import OpOverload, TorchDispatchMode, is_composite, leaves_of
 from tritile.invariant import overrides
 
 # Operations that move, choose or compare elements, and sum nothing. Those that torch tags as pointwise, and
 # views, are not listed here. Of equal elements `argmax` and `argmin` return the first.
 _EXACT: Final = re.compile(
-    r"(_to_copy|_unsafe_view|_reshape_alias|_local_scalar_dense|_assert\w*|_has_\w*|alias|all|amax|amin|any|arange|"
-    r"argmax|argmin|as_strided\w*|bincount|cat|clone|constant_pad_nd|contiguous|copy|count_nonzero|detach|"
+    r"(_to_copy|_unsafe_view|_reshape_alias|_local_scalar_dense|_assert\w*|_has_\w*|_new_\w*|alias|all|amax|amin|any|arange|"
+    r"_foreach_(abs|add|addcdiv|addcmul|clamp\w*|copy|div|lerp|maximum|minimum|mul|neg|pow|sign|sqrt|sub|zero)|"
+    r"argmax|argmin|as_strided\w*|cat|clone|constant_pad_nd|contiguous|copy|count_nonzero|detach|"
     r"diagonal\w*|embedding|empty\w*|equal|expand\w*|eye|fill|flip|full\w*|gather|index|index_copy|index_fill|"
     r"index_select|isin|item|lift\w*|linspace|masked_fill|masked_select|narrow\w*|new_\w*|nonzero\w*|ones\w*|"
     r"pad|permute\w*|pin_memory|pixel_\w*shuffle|record_stream|repeat\w*|resize|roll|scalar_tensor|"
@@ -22,13 +23,18 @@ _EXACT: Final = re.compile(
     r"where|zero|zeros\w*|set_source_Tensor|is_\w+|sym_\w+|unsafe_split\w*|unsafe_chunk|_int_mm)_?"
 )
 _RANDOM: Final = "random numbers go by their place in the batch"
+_TIES: Final = "which of equal elements comes first is open"
+_ADDS: Final = "the order of additions is open"
+_OPEN: Final = (_RANDOM, _TIES)  # of integers, too
+_ORDERS: Final = (
+    (r"topk|sort|argsort|kthvalue|median|nanmedian|mode|_?unique\w*|max|min", _TIES),
+    (r"index_add_?|scatter_(add|reduce)\w*_?|_?index_put\w*_?|embedding_\w*backward|histc|bincount", _ADDS),
+)
 _WHY: Final = (
     (r"attention|flash|cudnn_rnn|_thnn|lstm|gru", "torch's kernel"),
     (r"norm", "a norm sums"),
     (r"softmax|logsumexp|nll|loss|entropy", "sums over classes"),
     (r"conv|pool|fft|upsample|grid_sample", "torch's kernel"),
-    (r"topk|sort|kthvalue|median|mode|unique|^(max|min)$", "which of equal elements comes first is open"),
-    (r"index_add|scatter|index_put|embedding_.*backward|histc", "the order of additions is open"),
 )
 
 
@@ -77,49 +83,76 @@ class Report(Tabular):
         return [(each.name, str(each.calls), each.why) for each in self.operations]
 
 
-def why_not(func: Any, tensors: list[torch.Tensor]) -> str:
-    """Return why an operator may make other bits of a row in another batch, "" if it does not."""
+def why_not(func: Any, tensors: list[torch.Tensor], adds: bool = False) -> str:
+    """Return why an operator may make other bits of a row in another batch, "" if it does not.
+
+    `adds`: the call has `accumulate=True`.
+    """
     space, _, name = func.name().partition("::")
     base = name.partition(".")[0]
     if space == "tritile":
         return ""
-    if space != "aten":
+    if space not in ("aten", "prims"):
         return "not torch's own: tritile does not know it"
-    if any(each.layout != torch.strided or each.is_nested for each in tensors) and not func.is_view:
+    if any(each.layout != torch.strided or each.is_nested for each in tensors):
         return "sparse or nested tensors"
-    if base in overrides.PRODUCTS:  # its kernel reports what it leaves to torch
-        here = {each.device.type.upper() for each in tensors}
-        return "" if here <= overrides.installed() else f"a product on {', '.join(sorted(here)).lower()}"
-    tags = func.tags
-    if (
-        torch.Tag.pointwise in tags
-        or func.is_view
-        or torch.Tag.inplace_view in tags
-        or _EXACT.fullmatch(base)
-    ):
+    if base.strip("_").startswith(("index_put", "index_put_impl")) and not adds:
+        return ""
+    if why := next((why for pattern, why in _ORDERS if re.fullmatch(pattern, base)), ""):
+        return why
+    tags = getattr(func, "tags", ())
+    if torch.Tag.pointwise in tags or getattr(func, "is_view", False) or torch.Tag.inplace_view in tags:
+        return ""
+    if _EXACT.fullmatch(base):
         return ""
     if torch.Tag.nondeterministic_seeded in tags and "attention" not in base:
         return _RANDOM
-    if tensors and not any(each.is_floating_point() or each.is_complex() for each in tensors):
-        return ""  # sums of integers are exact in any order
     return next((why for pattern, why in _WHY if re.search(pattern, base)), "torch's kernel, which may sum")
+
+
+def _is_exact(values: Any) -> bool:
+    """True if values hold tensors, and of integers only: their sums are exact in any order."""
+    tensors = [each for each in leaves_of(values) if isinstance(each, torch.Tensor)]
+    return bool(tensors) and not any(each.is_floating_point() or each.is_complex() for each in tensors)
 
 
 class Watch(TorchDispatchMode):
     """Add each operation to a report."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, found: Report) -> None:
         super().__init__()
         self._found = found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        flat = leaves_of((args, kwargs))
-        why = why_not(func, [each for each in flat if isinstance(each, torch.Tensor)])
-        before = sum(self._found._calls.values())
+        kwargs, found = kwargs or {}, self._found
+        if not isinstance(func, OpOverload):  # an operator that takes functions, such as flex_attention
+            found.add(str(func), "an operator that takes functions: tritile does not see inside")
+            return func(*args, **kwargs)
+        with self:  # an operation that consists of others, as torch hands over of inference tensors
+            result = func.decompose(*args, **kwargs) if is_composite(func) else NotImplemented
+        if result is not NotImplemented:
+            return result
+        tensors = [each for each in leaves_of((args, kwargs)) if isinstance(each, torch.Tensor)]
+        overrides.last.is_ours, overrides.last.why = False, ""
         result = func(*args, **kwargs)
-        if why:
-            self._found.add(func.name(), why)
-        elif before == sum(self._found._calls.values()):  # nor did a kernel of ours report the call
-            self._found.invariant += 1
+        base = func.name().removeprefix("aten::").partition(".")[0]
+        if base in overrides.PRODUCTS:  # by torch's kernel, unless a kernel of ours has just made it
+            why = "" if overrides.last.is_ours else f"torch's kernel: {overrides.last.why or _where(tensors)}"
+        else:
+            why = why_not(
+                func, tensors, kwargs.get("accumulate") is True or (len(args) > 3 and args[3] is True)
+            )
+        if why and not (_is_exact((args, kwargs)) and _is_exact(result) and why not in _OPEN):
+            found.add(func.name(), why)
+        else:
+            found.invariant += 1
         return result
+
+
+def _where(tensors: list[torch.Tensor]) -> str:
+    devices = {each.device.type for each in tensors}
+    if not {each.upper() for each in devices} <= overrides.installed():
+        return f"on {', '.join(sorted(devices))}"
+    return "of sparse or nested tensors, or outside of tritile.batch_invariant(torch=True)"
