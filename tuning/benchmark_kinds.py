@@ -28,6 +28,7 @@ SEARCHES_HEAD = (
 )
 ANSWERS_HEAD = "problems | GPU | is tritile faster? | how many: | by time: | mean: | 5%: | worst: | at"
 EVEN = 0.05  # a ratio by time within this of 1 counts as equal
+INVARIANT_HEAD = "products in bf16 | problems: | by time: | geometric mean: | under 1: | worst: | at"
 LARGE_HEAD = "GPU | MxNxK | layout | cuBLAS: | a call: | tritile's own kernel:"
 LOSSES_HEAD = f"GPU | instead | {HEAD}"
 Kind = tuple[str, str, str]  # suite, dtype and layout, as a row names them
@@ -167,6 +168,31 @@ def invariance() -> list[float]:
     line = next(line for line in reversed(read(RESULTS / "rows.jsonl")) if "invariant_ratio_torch" in line)
     pairs = zip(line["ratio_torch"], line["invariant_ratio_torch"], strict=True)
     return [outside / within for outside, within in pairs]
+
+
+def of_invariance(part: str) -> list[Line]:
+    """Return the newest lines of a part of invariance.py; of drawn products those of the newest draw.
+
+    Products that failed are left out.
+    """
+    lines = [line for line in read(RESULTS / "invariance.jsonl") if line["part"] == part]
+    seeds = [line["env"]["seed"] for line in lines if line.get("suite") == "drawn"]
+    newest = [line for line in lines if line.get("suite") != "drawn" or line["env"]["seed"] == seeds[-1]]
+    return [x for x in latest(newest, ("suite", "what", "layout", *EXTENTS)) if "failed" not in x]
+
+
+def invariant_pairs(lines: Iterable[Line], peer: str) -> dict[str, list[Pair]]:
+    """Return times of batch-invariant products, and those of a peer, by suite."""
+    suites: dict[str, list[Pair]] = {}
+    for line in lines:
+        suites.setdefault(line["suite"], []).append(pair(line, f"{peer}_us", at=sizes_label(line)))
+    return suites
+
+
+def invariant_rows(lines: Iterable[Line]) -> Iterator[Cells]:
+    """Yield a row for each suite of batch-invariant products compared with torch."""
+    for suite, pairs in invariant_pairs(lines, "torch").items():
+        yield suite, *spread(pairs)
 
 
 def searches() -> list[Line]:

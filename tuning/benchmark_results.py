@@ -44,7 +44,7 @@ BY_SIZE: Final = "by size"  # how a case of suite "unseen" was `drawn`
 BY_TIME: Final = "by time"
 BASELINES: Final = ("inductor",)  # besides torch, which is always there
 # Ops of lines that are not read here.
-_OF_SCRIPTS: Final = ("adopted", "choices", "models", "ranks", "rows", "searches", "spread")
+_OF_SCRIPTS: Final = ("adopted", "choices", "invariance", "models", "ranks", "rows", "searches", "spread")
 _NAMES: Final = ("op", "suite", "dtype", "precision", "layout")
 _SIZES: Final = {
     "matmul": ("precision", "layout", "batch", "m", "n", "k"),

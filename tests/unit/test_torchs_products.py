@@ -166,6 +166,23 @@ def test_subclasses_are_covered(made):
     assert len(made) == 2
 
 
+def test_compiled_methods_of_tensors_written_in_python():
+    call = torch.compile(lambda x: x.unflatten(1, (2, 3, 4)) + 1, backend="eager", fullgraph=True)
+    with inside():
+        assert torch.equal(call(B), B.unflatten(1, (2, 3, 4)) + 1)
+
+
+def test_compiled_autograd(made):
+    x, compile_backward = A.clone().requires_grad_(), torch.compile(backend="aot_eager")
+    with inside():
+        y = x @ B
+    made.clear()
+    with torch._dynamo.compiled_autograd._enable(compile_backward):
+        y.sum().backward()
+    assert made
+    torch.testing.assert_close(x.grad, torch.ones(12, 24) @ B.mT, rtol=1e-4, atol=1e-4)
+
+
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()

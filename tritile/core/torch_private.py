@@ -181,6 +181,15 @@ below_autograd: Any = bound("torch._C._AutoDispatchBelowAutograd")
 without_keys: Any = bound("torch._C._ExcludeDispatchKeyGuard")
 # True of a class whose tensors handle operators themselves.
 is_dispatched = functools.cache(lambda kind: kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__)
+
+
+def know_compiled_autograd(function: Any) -> None:
+    """Let compiled autograd trace a SingleLevelFunction, as it does a torch.autograd.Function."""
+    key = getattr(torch.autograd.Function, "_compiled_autograd_key", None)
+    if key is not None:
+        function._compiled_autograd_key = staticmethod(key)
+
+
 # Allow SingleLevelFunction for a `with`.
 single_level: Any = bound("torch._functorch.utils.enable_single_level_autograd_function")
 

@@ -32,7 +32,10 @@ class _Inside(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not is_dynamo_compiling() and func in _BACKWARD:
+        if is_dynamo_compiling():
+            if func is torch.Tensor.unflatten:  # Dynamo does not trace its `super()` inside a mode
+                func = torch.unflatten
+        elif func in _BACKWARD:
             with overrides.kept_for_backward():
                 return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))

@@ -35,6 +35,7 @@ from tritile.core.torch_private import (
     forward_level,
     forward_recording,
     is_view,
+    know_compiled_autograd,
     schema_of,
     single_level,
     unsafe_view,
@@ -271,6 +272,7 @@ class Formula(SingleLevelFunction):
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
+        know_compiled_autograd(cls)
         own_context, own_backward = cls.setup_context, cls.backward
 
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
