@@ -76,7 +76,7 @@ class Report(Tabular):
         if not self:
             return f"all {self.invariant} calls of torch's operations were batch-invariant"
         count = sum(self._calls.values())
-        return f"not batch-invariant: {count} calls, of {count + self.invariant}"
+        return f"not batch-invariant: {count} of {count + self.invariant} calls"
 
     @property
     def _rows(self) -> list[tuple[str, ...]]:
