@@ -27,6 +27,7 @@ from tritile.cli import findings, shared
 from tritile.cli import tuning as tune_module
 from tritile.core.config import Config
 from tritile.core.device import SHORT, target_device
+from tritile.core.distribution import __version__
 from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.families import registry as families
 from tritile.lab.bench import BenchResult
@@ -578,7 +579,8 @@ def test_doctor_runs_kernel_names_cache(tmp_path, monkeypatch):
     result = run("doctor")
     assert result.exit_code == 0, result.output
     words = " ".join(result.output.split())
-    assert "none ran: torch computed the product on the CPU; the largest difference from torch's" in words
+    assert "none ran: torch computed the product on the CPU" in words
+    assert all(name in words for name in ("tritile", __version__, "system", "variables"))
     assert ", writable" in words
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -605,6 +607,58 @@ def test_doctor_wrong_setting_no_compiler(variable, value, told):
     assert told in words
     assert "set that variable right" in words
     assert "compiler" not in words
+
+
+NVIDIA = findings.Machine("580.1", True, "13.0")  # a driver, a GPU, and a torch for it
+
+
+@pytest.mark.parametrize(
+    ("machine", "environ", "why", "advice"),
+    [
+        (NVIDIA._replace(cuda=""), {}, "build without CUDA", "build of torch with CUDA"),
+        (NVIDIA._replace(cuda="", driver="", has_devices=False), {}, "", ""),
+        (NVIDIA, {"CUDA_VISIBLE_DEVICES": ""}, "is '', which hides", "unset it"),
+        (NVIDIA, {"CUDA_VISIBLE_DEVICES": "-1"}, "is '-1', which hides", "unset it"),
+        (NVIDIA._replace(has_devices=False), {"CUDA_VISIBLE_DEVICES": "0"}, "container", "--gpus all"),
+        (NVIDIA, {}, "no working driver", "580.1 may be too old for CUDA 13.0"),
+        (NVIDIA._replace(driver=""), {}, "no working driver", "run nvidia-smi"),
+        (NVIDIA._replace(driver="", has_devices=False), {}, "", ""),
+    ],
+)
+def test_doctor_says_why_torch_sees_no_gpu(machine, environ, why, advice, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", None)
+    found = findings.unseen_gpu(machine, environ)
+    assert why in found[0]
+    assert advice in found[1]
+    assert bool(why) == bool(found[0])
+    monkeypatch.setattr(findings.Machine, "here", lambda: machine)
+    for name in ("CUDA_VISIBLE_DEVICES", *environ):
+        monkeypatch.setenv(name, environ[name]) if name in environ else monkeypatch.delenv(
+            name, raising=False
+        )
+    assert run("doctor").exit_code == bool(why)
+
+
+def test_doctor_shows_variables_without_passwords():
+    environ = {
+        "TRITILE_SHARED": "s3://me:secret@bucket/x?key=abc&region=eu",
+        "TRITON_CACHE_DIR": "/c",
+        "HOME": "/h",
+    }
+    (found,) = findings._variables(environ)
+    assert found.found == "TRITILE_SHARED=s3://***@bucket/x?key=***&region=eu\nTRITON_CACHE_DIR=/c"
+    assert findings._variables({})[0].found == "none"
+
+
+def test_doctor_names_the_triton_that_torch_requires(monkeypatch):
+    for required, told in (
+        ("triton==3.0.0", "requires triton==3.0.0"),
+        ("triton>=3; extra == 'x'", ""),
+        ("numpy", ""),
+    ):
+        monkeypatch.setattr(findings.importlib.metadata, "requires", lambda name, text=required: [text])
+        assert told in findings._needed_by_torch()
+        assert bool(told) == bool(findings._needed_by_torch())
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """Name the versions of Triton and torch with which tritile is tested, and warn of newer ones."""
 
 import functools
-import re
 import warnings
 from typing import Final
 
 import torch
 import triton
+from packaging.version import InvalidVersion, Version
 
 from tritile.errors import UntestedWarning
 
@@ -16,8 +16,12 @@ NEWEST: Final = {"triton": (3, 9), "torch": (2, 15)}
 
 
 def parsed(version: str) -> tuple[int, int]:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    """Return the first two numbers of a version, (0, 0) for a text that is none."""
+    try:
+        found = Version(version)
+    except InvalidVersion:
+        return 0, 0
+    return found.major, found.minor
 
 
 def tested(name: str) -> str:
