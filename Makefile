@@ -24,7 +24,7 @@ help:
 	@echo "make lint       ruff: rules and format"
 	@echo "make typecheck  mypy"
 	@echo "make browser    headless Chromium for the tests of pages, if there is none (they skip without it)"
-	@echo "make pictures   draw the pictures of the README from what is committed"
+	@echo "make pictures   draw the pictures, and write the figures of the pages, from what is committed"
 	@echo "make docs       the documents as a site, in site/; dead links fail"
 	@echo "make clean      remove caches and build outputs; $(VENV) and remembered results stay"
 	@echo "Variables: PYTHON=$(PYTHON) (creates $(VENV)), JOBS=$(JOBS) (test processes at a time)"
@@ -99,7 +99,7 @@ browser: $(INSTALLED)
 pictures: $(INSTALLED)
 	$(PY) tuning/picture.py 300x200x150 --dtype float32 --config "tile BLOCK_M=64 BLOCK_N=64" --target nvidia-h200 \
 	    --tile 19 --step 5 --output tuning/pictures/tiling.svg
-	$(PY) tuning/report.py --target h200 --output tuning/pictures/speedups.svg
+	$(PY) tuning/figures.py
 
 $(VENV)/.installed-docs: $(INSTALLED)
 	$(PY) -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[docs]"

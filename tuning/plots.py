@@ -1,9 +1,11 @@
-"""Draw tuning/pictures/tflops_vs_size.svg: TFLOP/s of tritile and torch by size, from the committed lines.
+"""Draw TFLOP/s of tritile and torch by size, from the committed lines.
 
-`python tuning/figures.py` writes it. Each GPU has two panels: square products above, and drawn products
+`python tuning/figures.py` writes both pictures. tuning/pictures/odd_sizes.svg has square products of odd
+sizes on an H200. tflops_vs_size.svg has two panels for each GPU: square products above, and drawn products
 below, where a dot is a product and a line joins the medians of each octave.
 """
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +14,9 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Final
 
+import altair as alt
+import vl_convert
+
 import benchmark_drawn as drawn
 import benchmark_kinds as kinds
 from benchmark_kinds import HERE
@@ -19,6 +24,8 @@ from benchmark_results import of_cases, stored
 from benchmark_tables import Line, read
 
 PICTURE: Final = HERE / "pictures" / "tflops_vs_size.svg"
+ODD: Final = HERE / "pictures" / "odd_sizes.svg"
+_COLORS: Final = {"tritile": "#0072b2", "torch": "#d55e00"}
 TUNED: Final = {
     "aligned": "suite == 'square' and dtype == 'bfloat16' and layout == 'NN'",
     "odd": "suite == 'ragged' and dtype == 'bfloat16' and layout == 'NN' and m % 2 and n % 2 and k % 2"
@@ -236,3 +243,32 @@ def picture(results: Path = HERE / "results") -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">\n'
         f'<style>{_STYLE}</style>\n<rect class="paper" width="{WIDTH}" height="{height}"/>\n{body}</svg>\n'
     )
+
+
+def odd_sizes() -> str:
+    """Return a chart of bars as SVG: square products with odd M, N and K on an H200, by either side."""
+    lines = of_cases(stored([kinds.RESULTS], print))
+    found = [rates(line) for line in kinds.picked([kinds.told(line) for line in lines], TUNED["odd"])]
+    rows = [
+        {"size": f"{round(size)}\u00b3", "order": size, "by": who, "rate": round(rate)}
+        for point in found
+        for who, (size, rate) in point.items()
+    ]
+    order = [row["size"] for row in sorted(rows, key=lambda row: float(str(row["order"])))]
+    base = alt.Chart(alt.InlineData(rows)).encode(
+        x=alt.X("size:N", sort=order, title=None, axis=alt.Axis(labelAngle=0, labelFontSize=20, ticks=False)),
+        xOffset=alt.XOffset("by:N", sort=[*_COLORS]),
+        y=alt.Y("rate:Q", axis=None),
+        color=alt.Color(
+            "by:N",
+            scale=alt.Scale(domain=[*_COLORS], range=[*_COLORS.values()]),
+            legend=alt.Legend(title=None, orient="top-left", labelFontSize=20, symbolSize=300),
+        ),
+    )
+    bars = base.mark_bar()
+    numbers = base.mark_text(dy=-10, fontSize=20, fontWeight="bold").encode(text="rate:Q")
+    title = alt.Title("TFLOP/s of bf16 products of odd sizes, H200", fontSize=22, anchor="start", offset=16)
+    chart = alt.layer(bars, numbers).properties(width=620, height=300, title=title, background="white")
+    spec = chart.configure_view(stroke=None).to_dict()
+    svg: str = vl_convert.vegalite_to_svg(json.dumps(spec, allow_nan=False))
+    return svg if svg.endswith("\n") else f"{svg}\n"

@@ -87,6 +87,9 @@ filter();
 """
 
 
+PICTURE: Final = Path(__file__).parent / "pictures" / "speedups.svg"
+
+
 def rows_of(results: Iterable[Result], gpu: str) -> list[Row]:
     """Return the last result of each case on a GPU as a row of a chart: one for each baseline."""
     found = []

@@ -5,6 +5,7 @@ import figures
 import models
 import plots
 import public_winners as pw
+import report
 from benchmark_results import of_cases, stored
 from tritile.core.device import TARGETS
 
@@ -42,8 +43,13 @@ def test_scores():
     assert not pw.close((16, 128), (64, 128))
 
 
-def test_picture_of_rates_is_drawn():
+def test_pictures_of_rates_are_drawn():
     assert plots.PICTURE.read_text() == plots.picture()
+    assert plots.ODD.read_text() == plots.odd_sizes()
+
+
+def test_picture_of_ratios_is_drawn():
+    assert report.PICTURE.read_text() == figures.ratios()
 
 
 def test_losing_kinds_are_listed():
