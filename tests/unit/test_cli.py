@@ -250,8 +250,9 @@ def test_wrong_arguments_before_writing(words, inputs, tmp_path, monkeypatch):
     [
         ("doctor nothing", 2, "extra argument"),
         ("tune 8x8x8 --dtyp int8", 2, "--dtype"),
-        ("merge", 2, "Missing argument"),
-        ("bench", 2, "Missing argument"),
+        ("merge", 2, "missing argument"),
+        ("bench", 2, "missing argument"),
+        ("--bogus", 2, "no such option: --bogus"),
         ("TRITILE_TABLE=notes.txt doctor", 1, "notes.txt is not JSON"),
     ],
 )
@@ -378,6 +379,12 @@ def test_shell_completion():
     assert completed_by("tritile ") == set(commands())
     assert completed_by("tritile ex") == {"explain", "export"}
     assert completed_by("tritile merge --t") == {"--target"}
+    assert completed_by("tritile tune --op t") == {"transpose"}
+    assert completed_by("tritile tune --dtype bf") == {"bf16", "bfloat16"}
+    assert completed_by("tritile tune --layout N") == {"NN", "NT"}
+    assert completed_by("tritile tune --suite ll") == {"llama", "llm"}
+    assert completed_by("tritile run --mode s") == {"spread", "strict"}
+    assert completed_by("tritile compile --activation ge") == {"gelu", "gelu_tanh"}
     assert completed_by("tritile explain --target h") == {"h100", "h20", "h200", "h200-nvl", "h800"}
 
 
@@ -607,6 +614,19 @@ def test_doctor_wrong_setting_no_compiler(variable, value, told):
     assert told in words
     assert "set that variable right" in words
     assert "compiler" not in words
+
+
+def test_progress_without_a_terminal(monkeypatch):
+    """A line now and then; none where there is to be no progress."""
+    clock, told = iter(range(0, 100, 4)), []
+    monkeypatch.setattr(shared.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(shared.notes, "print", lambda text, **how: told.append(text))
+    for shown in (True, False):
+        with shared.progress(shown) as bar:
+            task = bar.add_task("compiling", total=5)
+            for _ in range(5):
+                bar.update(task, advance=1)
+    assert told == ["compiling: 3 of 5 after 12 s"]
 
 
 NVIDIA = findings.Machine("580.1", True, "13.0")  # a driver, a GPU, and a torch for it

@@ -31,7 +31,13 @@ def compile_(
         bool, typer.Option("--any-rows", help="For any M of each product, at its N and K.")
     ] = False,
     bias: Annotated[bool, typer.Option("--bias", help="Shapes are of layers with a bias.")] = False,
-    activation: Annotated[str, typer.Option(help="Of layers: relu, gelu, gelu_tanh or silu.")] = "",
+    activation: Annotated[
+        str,
+        typer.Option(
+            help="Of layers: relu, gelu, gelu_tanh or silu.",
+            autocompletion=shared.completes(("relu", "gelu", "gelu_tanh", "silu")),
+        ),
+    ] = "",
     target: shared.Target = None,
 ) -> None:
     """Compile what calls launch into Triton's cache, TRITON_CACHE_DIR, for this GPU or a --target.

@@ -44,9 +44,19 @@ def run(
         str, typer.Option(help="Patterns of kernels' names, with commas. Default: all, or those of --file.")
     ] = "",
     mode: Annotated[
-        str, typer.Option(help="tune, spread, cached, strict or off. Default: as TRITILE_MODE says.")
+        str,
+        typer.Option(
+            help="tune, spread, cached, strict or off. Default: as TRITILE_MODE says.",
+            autocompletion=shared.completes(("tune", "spread", "cached", "strict", "off")),
+        ),
     ] = "",
-    effort: Annotated[str, typer.Option(help="quick or full. Default: within TRITILE_TUNE_BUDGET.")] = "",
+    effort: Annotated[
+        str,
+        typer.Option(
+            help="quick or full. Default: within TRITILE_TUNE_BUDGET.",
+            autocompletion=shared.completes(("quick", "full")),
+        ),
+    ] = "",
     bucket: Annotated[
         list[str] | None,
         typer.Option(help="PATTERN:ARGUMENT=FUNCTION, with a function of Triton's or module:name."),

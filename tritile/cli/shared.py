@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import zip_longest
@@ -58,6 +58,12 @@ _DTYPES: Final = {
 def examples(*lines: str) -> str:
     """Return example commands as the end of a command's help."""
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
+
+
+def completes(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return what a shell completes a value to."""
+    known = list(names)
+    return lambda incomplete: [name for name in known if name.startswith(incomplete)]
 
 
 def unknown(what: str, value: str, choices: Collection[str]) -> InvalidValueError:
@@ -106,15 +112,23 @@ def refuse_unread(
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Make an error of ours, or of a file, one line and exit status 2 (wrong usage) or 1, in a `with`."""
+    """Make an error of ours, of usage or of a file one line and exit status 2 (usage) or 1, in a `with`."""
     try:
         yield
     except BrokenPipeError:
         raise
+    except _UsageError as error:
+        message, context = " ".join(error.format_message().split()), getattr(error, "ctx", None)
+        of = f"; `{context.command_path} --help` lists what it takes" if context is not None else ""
+        print(f"tritile: {message[:1].lower()}{message[1:].rstrip('.')}{of}", file=sys.stderr)
+        sys.exit(2)
     except (TritileError, OSError) as error:
         print(f"tritile: {' '.join(str(error).split())}", file=sys.stderr)
         usage = isinstance(error, InvalidValueError) and not isinstance(error, FileError)
         sys.exit(2 if usage else 1)
+
+
+_UsageError: Final[Any] = typer.BadParameter.__base__  # of click, which typer holds a copy of
 
 
 class _Commands(TyperGroup):
@@ -127,6 +141,12 @@ class _Commands(TyperGroup):
         if command is not None:  # else the list of commands cuts its first sentence short
             command.short_help = " ".join(str(command.help).partition("\n\n")[0].split())
         return command
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args:
+            return super().parse_args(ctx, args)  # which shows the help
+        with nullcontext() if ctx.resilient_parsing else one_line_errors():
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         with one_line_errors():
@@ -186,7 +206,11 @@ Shape = Annotated[
 ]
 Suite = Annotated[
     list[str] | None,
-    typer.Option("--suite", help=f"A suite ({', '.join(SUITES)}) or a .toml file of one. May be repeated."),
+    typer.Option(
+        "--suite",
+        help=f"A suite ({', '.join(SUITES)}) or a .toml file of one. May be repeated.",
+        autocompletion=completes(SUITES),
+    ),
 ]
 Op = Annotated[
     str,
@@ -194,13 +218,24 @@ Op = Annotated[
         help="For shapes: matmul, grouped (groups x M x N x K), transpose (rows x columns) or "
         "linear_quantized (layout int4/128).",
         callback=_op_name,
+        autocompletion=completes(OPS),
     ),
 ]
 SingleOp = Annotated[
-    str, typer.Option(help="matmul, or transpose (rows x columns).", callback=_single_op_name)
+    str,
+    typer.Option(
+        help="matmul, or transpose (rows x columns).",
+        callback=_single_op_name,
+        autocompletion=completes(SINGLE_OPS),
+    ),
 ]
 Dtype = Annotated[
-    str, typer.Option(help="For shapes: a dtype by torch's name, or short like bf16.", callback=_dtype_name)
+    str,
+    typer.Option(
+        help="For shapes: a dtype by torch's name, or short like bf16.",
+        callback=_dtype_name,
+        autocompletion=completes([*_DTYPES, *dict.fromkeys(_DTYPES.values())]),
+    ),
 ]
 Only = Annotated[str, typer.Option(help='Only cases whose name contains this, like "NT bfloat16".')]
 Layout = Annotated[
@@ -208,6 +243,7 @@ Layout = Annotated[
     typer.Option(
         help="For shapes: NN, NT, TN or TT.",
         callback=lambda layout: layout.upper() if layout.isalpha() else layout,
+        autocompletion=completes(("NN", "NT", "TN", "TT")),
     ),
 ]
 ConfigText = Annotated[
@@ -222,7 +258,7 @@ Target = Annotated[
     str | None,
     typer.Option(
         help=f"A GPU, installed or not: {', '.join(GPUS)}; or a name like nvidia-h200, sm_90, gfx942.",
-        autocompletion=lambda incomplete: [name for name in GPUS if name.startswith(incomplete)],
+        autocompletion=completes(GPUS),
     ),
 ]
 Json = Annotated[
@@ -346,15 +382,38 @@ def problems_of(cases: "Iterable[Case]", device: "Device") -> "list[Tiled]":
     return [numerics.as_invariant(problem) for problem in problems if problem not in refused]
 
 
+_LINE_S: Final = 10.0  # between lines of progress where there is no terminal, as in a build of an image
+
+
+class _Progress(Progress):
+    """A bar on a terminal, else a line now and then."""
+
+    def __init__(self, *columns: Any, lines: bool, **how: Any) -> None:
+        super().__init__(*columns, **how)
+        self._lines, self._begun = lines, time.monotonic()
+        self._last = self._begun
+
+    def update(self, task_id: Any, **how: Any) -> None:
+        super().update(task_id, **how)
+        now = time.monotonic()
+        if self._lines and now - self._last >= _LINE_S:
+            self._last = now
+            task = next(each for each in self.tasks if each.id == task_id)
+            of = "" if task.total is None else f" of {task.total:.0f}"
+            notes.print(f"{task.description}: {task.completed:.0f}{of} after {now - self._begun:.0f} s")
+
+
 def progress(shown: bool = True) -> Progress:
-    """Return a progress bar on standard error, with counts and time; shown only on a terminal."""
+    """Return progress on standard error, with counts and time: a bar, or lines where there is no terminal."""
     columns = (
         TextColumn("{task.description}", justify="left", markup=False),
         BarColumn(20),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    return Progress(*columns, console=notes, disable=not (shown and notes.is_terminal))
+    on_terminal = notes.is_terminal
+    lines = shown and not on_terminal
+    return _Progress(*columns, console=notes, disable=not (shown and on_terminal), lines=lines)
 
 
 @contextmanager
