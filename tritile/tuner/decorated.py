@@ -254,7 +254,7 @@ def _output_error(call: KernelCall, name: str, right: torch.Tensor, is_poisoned:
     is_real = out.is_floating_point()
     advice = f"if the kernel reads {name}, name it in restore_value="
     if is_real and is_poisoned and (place := unwritten(out)) is not None:
-        what = f"{name}{place or ''} is not written, or what {name} was filled with"
+        what = f"{name}{place or ''} is never written, or keeps what {name} held before"
         raise TuningError(f"{WRONG}: {what}: {advice}")
     try:
         return error_of(name, out, right, call.tolerance)
