@@ -643,6 +643,7 @@ NVIDIA = findings.Machine("580.1", True, "13.0")  # a driver, a GPU, and a torch
         (NVIDIA, {}, "no working driver", "580.1 may be too old for CUDA 13.0"),
         (NVIDIA._replace(driver=""), {}, "no working driver", "run nvidia-smi"),
         (NVIDIA._replace(driver="", has_devices=False), {}, "", ""),
+        (NVIDIA._replace(driver="", has_devices=False), {"CUDA_VISIBLE_DEVICES": ""}, "", ""),
     ],
 )
 def test_doctor_says_why_torch_sees_no_gpu(machine, environ, why, advice, monkeypatch):

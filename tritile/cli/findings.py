@@ -71,7 +71,7 @@ def unseen_gpu(machine: Machine, environ: Mapping[str, str]) -> tuple[str, str]:
             return "torch is a build without CUDA", "install a build of torch with CUDA: see its install page"
         return "", ""
     hidden = environ.get("CUDA_VISIBLE_DEVICES")
-    if hidden is not None and not re.match(r"\s*(\d|GPU-|MIG-)", hidden):
+    if has_gpu and hidden is not None and not re.match(r"\s*(\d|GPU-|MIG-)", hidden):
         return f"CUDA_VISIBLE_DEVICES is {hidden!r}, which hides every GPU", "unset it, or name a GPU: 0"
     if machine.driver and not machine.has_devices:
         return "no GPU is passed to this container", "start it with a GPU: docker run --gpus all"

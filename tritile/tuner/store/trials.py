@@ -194,7 +194,7 @@ def pair_from(row: Sequence[Any]) -> tuple[Row, Trial]:
 
 
 def _connected(where: str, wait_s: float, uri: bool = False) -> contextlib.closing[sqlite3.Connection]:
-    connection = sqlite3.connect(where, wait_s, isolation_level="IMMEDIATE", uri=uri)
+    connection = sqlite3.connect(where, timeout=wait_s, isolation_level="IMMEDIATE", uri=uri)
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     return contextlib.closing(connection)
 
