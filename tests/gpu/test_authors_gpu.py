@@ -185,7 +185,7 @@ def test_own_product_searched_and_remembered():
         ("", ""),
         ("reads and drops", "wrong answer: out[192]"),
         ("destroys", "y is changed"),
-        ("leaves out", "out[199] is not written"),
+        ("leaves out", "out[199] is never written"),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

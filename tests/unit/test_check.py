@@ -97,7 +97,7 @@ def test_right_configs_with_their_calls():
         (UNMASKED, "wrote outside the memory", 63),
         (FAR, "wrote outside the memory", 64),
         (config(16, LOADS=False), "out[0] is nan", 63),
-        (config(16, STOPS=True), "out[0] is not written", 64),
+        (config(16, STOPS=True), "out[0] is never written", 64),
     ],
     ids=["a store's mask", "a store's mask, far past the end", "a load's mask", "an element left out"],
 )
@@ -219,7 +219,7 @@ def outcome_of(fault, dtype=torch.float32, reference=lambda x, y: {"out": x.sqrt
         ("reads far", "read outside the memory of its arguments"),
         ("writes far", "wrote outside the memory of its arguments"),
         ("destroys", "y is changed, which the reference takes and does not return"),
-        ("leaves out", "out[199] is not written"),
+        ("leaves out", "out[199] is never written"),
     ],
 )
 def test_silent_fault_found_interpreted(fault, reason):
@@ -289,7 +289,7 @@ def test_large_guards_show_maximum_faults(fault, outcome, guards_alone):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_unwritten_element_where_nan_is_right(dtype):
-    assert "out[199] is not written" in outcome_of("leaves out", dtype).reason
+    assert "out[199] is never written" in outcome_of("leaves out", dtype).reason
     assert outcome_of("", dtype).outcome == "right"
 
 

@@ -44,7 +44,7 @@ WRONG = r"wrong answer: out\[76\] is"
         (None, 0, None),
         (None, 2, "outside the memory"),
         (lambda x, N: {"out": 3 * x[:N] + (torch.arange(N) == 76)}, 0, WRONG),
-        (right, -1, f"{WRONG} not written"),
+        (right, -1, f"{WRONG} never written"),
     ],
     ids=["right", "no reference", "a guard", "wrong", "not written whole"],
 )
