@@ -647,7 +647,6 @@ NVIDIA = findings.Machine("580.1", True, "13.0")  # a driver, a GPU, and a torch
     ],
 )
 def test_doctor_says_why_torch_sees_no_gpu(machine, environ, why, advice, monkeypatch):
-    monkeypatch.setattr(torch.version, "hip", None)
     found = findings.unseen_gpu(machine, environ)
     assert why in found[0]
     assert advice in found[1]

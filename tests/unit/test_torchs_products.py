@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import tritile
+from tritile.core.settings import rules
 from tritile.core.torch_private import WithoutGraphCache
-from tritile.errors import InvalidValueError
+from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.invariant import overrides
 from tritile.ops import reference
 
@@ -411,6 +412,36 @@ def test_threads_enter_and_leave_together():
     gc.collect()
     assert (faults, WithoutGraphCache._count) == ([], 0)
     assert torch._functorch.config.enable_autograd_cache
+
+
+def test_a_choice_of_torchs_cache_stays(monkeypatch):
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        with inside():
+            assert not torch._functorch.config.enable_autograd_cache
+        assert not torch._functorch.config.enable_autograd_cache
+    with inside(), inside():
+        assert not torch._functorch.config.enable_autograd_cache
+    assert torch._functorch.config.enable_autograd_cache
+
+
+def test_what_cannot_be_entered_chooses_nothing(monkeypatch):
+    before = rules()
+
+    def fail():
+        raise UnsupportedError("no such torch")
+
+    monkeypatch.setattr(overrides, "install", fail)
+    with pytest.raises(UnsupportedError, match="no such torch"), inside():
+        pass
+    assert rules() == before
+    assert not overrides.redirects()
+    assert overrides.entered.count == WithoutGraphCache._count == 0
+
+
+def test_operators_of_graphs_that_another_process_made():
+    """torch's caches name them, and so may a saved program, before anything is traced here."""
+    code = "import torch, tritile.ops; assert torch.ops.tritile.invariant_matmul.default"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_one_context_of_many_threads(made):

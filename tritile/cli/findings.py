@@ -66,10 +66,8 @@ class Machine(NamedTuple):
 def unseen_gpu(machine: Machine, environ: Mapping[str, str]) -> tuple[str, str]:
     """Return why torch sees no NVIDIA GPU on a machine, and what to do; "" and "" if there is none."""
     has_gpu = bool(machine.driver or machine.has_devices)
-    if not machine.cuda and torch.version.hip is None:
-        if has_gpu:
-            return "torch is a build without CUDA", "install a build of torch with CUDA: see its install page"
-        return "", ""
+    if has_gpu and not machine.cuda:
+        return "torch is a build without CUDA", "install a build of torch with CUDA: see its install page"
     hidden = environ.get("CUDA_VISIBLE_DEVICES")
     if has_gpu and hidden is not None and not re.match(r"\s*(\d|GPU-|MIG-)", hidden):
         return f"CUDA_VISIBLE_DEVICES is {hidden!r}, which hides every GPU", "unset it, or name a GPU: 0"
@@ -111,7 +109,7 @@ def _versions() -> list[Finding]:
 
 
 def _variables(environ: Mapping[str, str]) -> list[Finding]:
-    """Return the variables in force, and what is adopted by them."""
+    """Return the variables in force."""
     own = sorted(name for name in environ if _VARIABLES.fullmatch(name) and environ[name])
     shown = [
         f"{name}={_PASSWORD.sub(lambda found: f'{found[1]}=***' if found[1] else '***@', environ[name])}"

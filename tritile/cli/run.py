@@ -11,6 +11,7 @@ import typer
 import tritile
 from tritile.cli import shared
 from tritile.cli.shared import app
+from tritile.core.settings import EFFORTS, MODES
 from tritile.errors import InvalidValueError
 from tritile.tuner.adoption_options import of_environment
 
@@ -47,14 +48,14 @@ def run(
         str,
         typer.Option(
             help="tune, spread, cached, strict or off. Default: as TRITILE_MODE says.",
-            autocompletion=shared.completes(("tune", "spread", "cached", "strict", "off")),
+            autocompletion=shared.completes(MODES),
         ),
     ] = "",
     effort: Annotated[
         str,
         typer.Option(
             help="quick or full. Default: within TRITILE_TUNE_BUDGET.",
-            autocompletion=shared.completes(("quick", "full")),
+            autocompletion=shared.completes(EFFORTS),
         ),
     ] = "",
     bucket: Annotated[

@@ -138,7 +138,7 @@ class Choosing(contextlib.ContextDecorator):
 
     def __init__(self, *choices: tuple[_Setting[Any], Any]) -> None:
         self._choices, self._is_used = choices, False
-        self._entered: dict[int, list[list[Any]]] = {}  # by thread: what `__exit__` takes back
+        self._entered: dict[int, list[contextlib.ExitStack]] = {}  # by thread: what `__exit__` takes back
 
     def __call__(self, function: Callable[..., Any]) -> Any:
         """Decorate a function. Raises InvalidValueError for one that would run after it has returned."""
@@ -157,16 +157,23 @@ class Choosing(contextlib.ContextDecorator):
 
     def __enter__(self) -> None:
         self._is_used = True
-        tokens: list[Any] = [(each.chosen, each.chosen.set(value)) for each, value in self._choices]
-        tokens.append((_IS_CHOSEN, _IS_CHOSEN.set(True)))
+        with contextlib.ExitStack() as stack:
+            self._enter(stack)
+            self._entered.setdefault(threading.get_ident(), []).append(stack.pop_all())
+
+    def _enter(self, stack: contextlib.ExitStack) -> None:
+        """Choose, and have the stack take it back."""
+        variables: list[tuple[ContextVar[Any], Any]] = [
+            *((each.chosen, value) for each, value in self._choices), (_IS_CHOSEN, True)
+        ]  # fmt: skip
         # Under other modes a graph with torch's own product is as good.
         if not all(setting is _MODE and value not in ("strict", "off") for setting, value in self._choices):
-            tokens.append((_BLOCK, _BLOCK.set(_Block())))
-        self._entered.setdefault(threading.get_ident(), []).append(tokens)
+            variables.append((_BLOCK, _Block()))
+        for variable, value in variables:
+            stack.callback(variable.reset, variable.set(value))
 
     def __exit__(self, *_: object) -> None:
-        for variable, token in self._entered[threading.get_ident()].pop():
-            variable.reset(token)
+        self._entered[threading.get_ident()].pop().close()
 
     @property
     def _name(self) -> str:

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -131,26 +132,29 @@ def tag_graphs(tag: str) -> None:
 class WithoutGraphCache:
     """Compile without the cache that knows graphs by what was traced, before products are replaced in it.
 
-    `torch._functorch.config.enable_autograd_cache`. Some versions keep it for each thread, others for all.
+    `torch._functorch.config.enable_autograd_cache`. Some versions keep it for each thread, others for all:
+    then the last thread to leave turns it on again, if it was on.
     """
 
-    _lock, _count, _before = threading.Lock(), 0, True
+    _lock, _count, _is_owed = threading.Lock(), 0, False
 
     def __enter__(self) -> None:
         config: Any = import_module("torch._functorch.config")
+        self._config, self._is_own = config, False
         with self._lock:
-            own = config.enable_autograd_cache
-            if own:
-                config.enable_autograd_cache = False
-                WithoutGraphCache._before = True
             WithoutGraphCache._count += 1
-        self._config, self._own = config, own
+            if config.enable_autograd_cache:
+                config.enable_autograd_cache = False
+                self._is_own = bool(Context().run(getattr, config, "enable_autograd_cache"))
+                WithoutGraphCache._is_owed |= not self._is_own
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             WithoutGraphCache._count -= 1
-            if self._own or (self._count == 0 and self._before):
+            is_last = self._is_owed and self._count == 0
+            if self._is_own or is_last:
                 self._config.enable_autograd_cache = True
+            WithoutGraphCache._is_owed &= not is_last
 
 
 # Operators, and the dispatcher's keys.
@@ -166,9 +170,8 @@ if not TYPE_CHECKING:
     # Record a derivative at one level of transforms.
     SingleLevelFunction = bound("torch.autograd.function._SingleLevelFunction")
 # True of an operator that consists of others.
-is_composite: Final = functools.cache(
-    lambda op: torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
-)
+_has_kernel: Any = bound("torch._C._dispatch_has_kernel_for_dispatch_key", lambda name, key: False)
+is_composite: Final = functools.cache(lambda op: _has_kernel(op.name(), "CompositeImplicitAutograd"))
 # Return all values in nested containers, and the same containers with each value mapped.
 leaves_of: Any = bound("torch.utils._pytree.tree_leaves")
 map_leaves: Any = bound("torch.utils._pytree.tree_map")

@@ -1,9 +1,7 @@
 """`tritile.batch_invariant`: the setting, for a `with`, a function or a process."""
 
-import functools
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import torch
@@ -56,27 +54,14 @@ class _Outside(_Inside):
 class _Invariant(Choosing):
     """Choose batch invariance inside a `with`, and have torch's compiler and backward passes know of it."""
 
-    def __enter__(self) -> None:
-        super().__enter__()
+    def _enter(self, stack: ExitStack) -> None:
+        super()._enter(stack)
         on = is_batch_invariant_torch()
         if on:
             overrides.install()
-        kind = _InsideTorchs if on else _InsideOurs if is_batch_invariant() else _Outside
-        entered = kind(), WithoutGraphCache()
-        for each in entered:
-            each.__enter__()
-        self._modes.setdefault(threading.get_ident(), []).append(entered)
-        overrides.entered.count += 1
-
-    def __exit__(self, *error: object) -> None:
-        overrides.entered.count -= 1
-        for each in reversed(self._modes[threading.get_ident()].pop()):
-            each.__exit__(None, None, None)
-        super().__exit__(*error)
-
-    @functools.cached_property
-    def _modes(self) -> dict[int, list[tuple[Any, ...]]]:
-        return {}
+        stack.enter_context((_InsideTorchs if on else _InsideOurs if is_batch_invariant() else _Outside)())
+        stack.enter_context(WithoutGraphCache())
+        stack.enter_context(overrides.entered)
 
 
 def batch_invariant(on: bool = True, *, torch: bool | None = None) -> Choosing:

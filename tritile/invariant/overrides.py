@@ -65,9 +65,15 @@ last: Final = Last()
 
 
 class Entered(threading.local):
-    """How many times this thread is inside a `with` of `tritile.batch_invariant`."""
+    """How many times this thread is inside a `with` of `tritile.batch_invariant`, which enters it."""
 
     count = 0
+
+    def __enter__(self) -> None:
+        self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
 
 
 entered: Final = Entered()
@@ -165,7 +171,10 @@ _PRODUCTS: Final[dict[str, Made]] = {
 }
 _WRITES: Final = (mm, bmm, addmm, baddbmm, _mv, _dot)  # those that take out
 _IN_PLACE: Final = ("addmm", "baddbmm", "addmv", "addbmm")  # with an overload that changes its first tensor
-PRODUCTS: Final = frozenset([*_PRODUCTS, *(f"{name}_" for name in _IN_PLACE)])
+# Their names, without those of overloads.
+PRODUCTS: Final = frozenset(
+    [*(name.partition(".")[0] for name in _PRODUCTS), *(f"{name}_" for name in _IN_PLACE)]
+)
 
 
 def _into(made: Made) -> Made:

@@ -13,13 +13,14 @@ from tritile.invariant import overrides
 # Operations that move, choose or compare elements, and sum nothing. Those that torch tags as pointwise, and
 # views, are not listed here. Of equal elements `argmax` and `argmin` return the first.
 _EXACT: Final = re.compile(
-    r"(_to_copy|_unsafe_view|_reshape_alias|_local_scalar_dense|_assert\w*|_has_\w*|_new_\w*|alias|all|amax|amin|any|arange|"
+    r"(_to_copy|_unsafe_view|_reshape_alias|_local_scalar_dense|_assert\w*|_has_\w*|_new_\w*|"
+    r"alias|all|amax|amin|any|arange|max|min|"
     r"_foreach_(abs|add|addcdiv|addcmul|clamp\w*|copy|div|lerp|maximum|minimum|mul|neg|pow|sign|sqrt|sub|zero)|"
     r"argmax|argmin|as_strided\w*|cat|clone|constant_pad_nd|contiguous|copy|count_nonzero|detach|"
     r"diagonal\w*|embedding|empty\w*|equal|expand\w*|eye|fill|flip|full\w*|gather|index|index_copy|index_fill|"
     r"index_select|isin|item|lift\w*|linspace|masked_fill|masked_select|narrow\w*|new_\w*|nonzero\w*|ones\w*|"
     r"pad|permute\w*|pin_memory|pixel_\w*shuffle|record_stream|repeat\w*|resize|roll|scalar_tensor|"
-    r"select_\w*|set|slice_\w*|split\w*|squeeze|stack|take|tril\w*|triu\w*|unbind\w*|unfold\w*|unsqueeze|view\w*|"
+    r"select_\w*|set|slice_\w*|split\w*|squeeze|stack|take|tril\w*|triu\w*|unbind\w*|unfold|unsqueeze|view\w*|"
     r"where|zero|zeros\w*|set_source_Tensor|is_\w+|sym_\w+|unsafe_split\w*|unsafe_chunk|_int_mm)_?"
 )
 _RANDOM: Final = "random numbers go by their place in the batch"
@@ -27,8 +28,8 @@ _TIES: Final = "which of equal elements comes first is open"
 _ADDS: Final = "the order of additions is open"
 _OPEN: Final = (_RANDOM, _TIES)  # of integers, too
 _ORDERS: Final = (
-    (r"topk|sort|argsort|kthvalue|median|nanmedian|mode|_?unique\w*|max|min", _TIES),
-    (r"index_add_?|scatter_(add|reduce)\w*_?|_?index_put\w*_?|embedding_\w*backward|histc|bincount", _ADDS),
+    (r"(topk|sort|argsort|kthvalue|median|nanmedian|mode|_?unique\w*)(\.\w+)?|(max|min)\.dim\w*", _TIES),
+    (r"(index_add|scatter_(add|reduce)|_?index_put|embedding\w*_backward|histc|bincount)(\w|\.)*", _ADDS),
 )
 _WHY: Final = (
     (r"attention|flash|cudnn_rnn|_thnn|lstm|gru", "torch's kernel"),
@@ -96,17 +97,16 @@ def why_not(func: Any, tensors: list[torch.Tensor], adds: bool = False) -> str:
         return "not torch's own: tritile does not know it"
     if any(each.layout != torch.strided or each.is_nested for each in tensors):
         return "sparse or nested tensors"
-    if base.strip("_").startswith(("index_put", "index_put_impl")) and not adds:
+    if base.strip("_").startswith("index_put") and not adds:
         return ""
-    if why := next((why for pattern, why in _ORDERS if re.fullmatch(pattern, base)), ""):
+    if why := next((why for pattern, why in _ORDERS if re.fullmatch(pattern, name)), ""):
         return why
-    tags = getattr(func, "tags", ())
-    if torch.Tag.pointwise in tags or getattr(func, "is_view", False) or torch.Tag.inplace_view in tags:
+    if torch.Tag.nondeterministic_seeded in func.tags and not re.search("attention|empty", base):
+        return _RANDOM
+    if torch.Tag.pointwise in func.tags or func.is_view or torch.Tag.inplace_view in func.tags:
         return ""
     if _EXACT.fullmatch(base):
         return ""
-    if torch.Tag.nondeterministic_seeded in tags and "attention" not in base:
-        return _RANDOM
     return next((why for pattern, why in _WHY if re.search(pattern, base)), "torch's kernel, which may sum")
 
 
@@ -130,10 +130,11 @@ class Watch(TorchDispatchMode):
         if not isinstance(func, OpOverload):  # an operator that takes functions, such as flex_attention
             found.add(str(func), "an operator that takes functions: tritile does not see inside")
             return func(*args, **kwargs)
-        with self:  # an operation that consists of others, as torch hands over of inference tensors
-            result = func.decompose(*args, **kwargs) if is_composite(func) else NotImplemented
-        if result is not NotImplemented:
-            return result
+        if is_composite(func):  # it consists of others: torch hands it over of inference tensors
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         tensors = [each for each in leaves_of((args, kwargs)) if isinstance(each, torch.Tensor)]
         overrides.last.is_ours, overrides.last.why = False, ""
         result = func(*args, **kwargs)

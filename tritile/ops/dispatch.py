@@ -10,7 +10,6 @@ its schema. `values` are all of them in that order.
 
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, Final, TypeVar
@@ -196,22 +195,11 @@ def call_operator(
 
 
 INVARIANT: Final = "invariant_"
-# What defines the batch-invariant operator of each operation, on first use.
-INVARIANT_OPERATORS: Final[dict[str, Callable[[], None]]] = {}
-_defining: Final = threading.Lock()
-_defined: Final[set[str]] = set()
 
 
 def operator_of(op: str, invariant: bool) -> Any:
     """Return `torch.ops.tritile.op`, or the operator that is batch-invariant wherever it runs."""
-    if not invariant or op not in INVARIANT_OPERATORS:
-        return getattr(torch.ops.tritile, op)
-    if op not in _defined:
-        with _defining:
-            if op not in _defined:
-                INVARIANT_OPERATORS[op]()
-                _defined.add(op)
-    return getattr(torch.ops.tritile, INVARIANT + op)
+    return getattr(torch.ops.tritile, INVARIANT + op if invariant and op != "permute" else op)
 
 
 def call_overload(op: str, *values: Any, out: torch.Tensor | None = None) -> torch.Tensor:

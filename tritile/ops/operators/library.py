@@ -10,7 +10,7 @@ If a result may be written to a tensor of the caller, an overload `.out` takes i
 
 A product has a second operator, `tritile::invariant_NAME`, that is batch-invariant wherever it runs: what
 torch records inside of `tritile.batch_invariant()` (a graph, a derivative) may run outside of it, or in a
-thread that does not know of it. It is defined on first use.
+thread that does not know of it.
 """
 
 import functools
@@ -45,7 +45,6 @@ from tritile.core.torch_private import (
 from tritile.ops.checks import check_constant
 from tritile.ops.dispatch import (
     INVARIANT,
-    INVARIANT_OPERATORS,
     NAMES,
     SCHEMAS,
     TENSORS,
@@ -90,8 +89,7 @@ def define(
         like: the argument to whose dtype torch.autocast casts, if not to its own.
     """
     if not prefix and name != "permute":
-        again = functools.partial(define, name, record, rule, operands, constants, like, INVARIANT)
-        INVARIANT_OPERATORS[name] = again
+        define(name, record, rule, operands, constants, like, INVARIANT)
     arguments, names, own = SCHEMAS[name], NAMES[name], prefix + name
     LIBRARY.define(f"{own}({arguments}) -> Tensor", tags=_TAGS)
     packet = getattr(torch.ops.tritile, own)
@@ -206,12 +204,12 @@ def _is_tracked(values: Sequence[Any]) -> bool:
 def _differentiate(op: OpOverload, record: Kernel) -> None:
     """Register how a result is made if a gradient is needed. Other calls go on below autograd."""
     filled, name = _filler_of(op), schema_of(op).name.removeprefix("tritile::")
-    invariant = INVARIANT_OPERATORS if schema_of(op).overload_name == "" else {}
+    has_invariant = name != "permute" and not name.startswith(INVARIANT) and not schema_of(op).overload_name
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         register_shardings()  # a traced call, or one of the operator itself, comes here first
         values = filled(args, kwargs)
-        if name in invariant and is_batch_invariant():
+        if has_invariant and is_batch_invariant():
             return call_overload(name, *values)
         if _is_tracked(values):
             return record(*values)
