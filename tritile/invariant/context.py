@@ -83,7 +83,7 @@ def batch_invariant(on: bool = True, *, torch: bool | None = None) -> Choosing:
     inside and outside apart. Other operations that sum (attention, norms, means) are torch's:
     `tritile.batch_invariant.report()` lists those that ran, and `tritile.check_invariant` finds the first one
     whose bits differ. tritile's kernels are registered with torch's dispatcher on first use; from then on a
-    product of torch's takes about 3 us longer on the host, outside as well, and its bits are torch's there.
+    product of torch's passes through Python, outside as well, where its kernels and bits are torch's.
 
     The choice applies to the current thread or task, and to the backward passes of products made inside.
     Products that torch makes in a backward pass for anything else, such as a forward pass that

@@ -4,7 +4,7 @@ Each overload of `aten` that multiplies gets a kernel of ours at two keys of a d
 derivatives are recorded and compilers trace, and below it, where inference tensors and calls that torch's own
 kernels make arrive. Outside of `tritile.batch_invariant(torch=True)` both call the kernel that was there
 before. They are registered once, on first use, because torch's dispatcher may not change while other threads
-call it; from then on each product of torch's takes about 3 us longer on the host.
+call it; from then on each product of torch's passes through Python twice.
 
 The backward pass of a product follows its forward pass: what is recorded here are tritile's operators, which
 keep the setting. Products that torch makes in a backward pass for anything else (a recomputed forward pass of
