@@ -58,7 +58,7 @@ _NO_PREDICTOR: Final = "no predictor covers this problem"
 _HOPPER: Final = 90  # the GPUs for which the bound of fp16x3 is derived
 _OTHERS: Final = 2  # configs of families with margins, which mode "tune" times
 _SHOWN: Final = 5  # candidates of a plan
-# The fastest of many predicted times is too short more often than the one of torch's kernel. At 655 aligned
+# The fastest of many predicted times is too short more often than the one of torch's kernel. At 577 aligned
 # sizes that no sweep had, 1% gains 0.6% of the time; at the swept ones it loses up to 0.1% (tuning/NOTES.md).
 _TIE: Final = 0.99
 
