@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -286,6 +287,66 @@ def test_compiled_in_a_copied_context():
     torch.testing.assert_close(call(A, B), A @ B)
 
 
+def test_compiled_calls_of_threads_and_tasks(made):
+    """Each has the graph of its own choice, whoever else has entered."""
+    torch.compiler.reset()
+    call = torch.compile(lambda a, b: torch.mv(a, b), fullgraph=True)
+    call(A, VECTOR)
+    with inside():
+        call(A, VECTOR)
+        copied = contextvars.copy_context()
+
+    def count():
+        made.clear()
+        call(A, VECTOR)
+        return len(made)
+
+    async def waits(choose, ready, go):
+        with tritile.batch_invariant(choose, torch=choose):
+            ready.set()
+            await go.wait()
+            return count()
+
+    async def both():
+        ready, go = [asyncio.Event(), asyncio.Event()], asyncio.Event()
+        choices = zip((True, False), ready, strict=True)
+        tasks = [asyncio.create_task(waits(on, each, go)) for on, each in choices]
+        for each in ready:
+            await each.wait()
+        go.set()
+        return [count(), *await asyncio.gather(*tasks)]
+
+    assert asyncio.run(both()) == [0, 1, 0]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(copied.run, count).result() == 1
+        with inside():
+            assert pool.submit(count).result() == 0
+
+
+EARLIER = """
+import torch, tritile
+from tritile.invariant import overrides
+from tritile.ops import reference
+
+a, v, made, product = torch.randn(12, 40), torch.randn(40), [], reference.product
+reference.product = lambda *args, **more: (made.append(1), product(*args, **more))
+call = torch.compile(lambda a, v: torch.mv(a, v), fullgraph=True)
+call(a, v)  # before anything is registered
+overrides.install("CPU")
+for inside in (True, False, True):
+    made.clear()
+    with tritile.batch_invariant(inside, torch=inside):
+        call(a, v)
+    print(len(made))
+"""
+
+
+def test_functions_that_were_compiled_before_the_first_entry():
+    """torch has looked kernels up by then, and its graphs have no guard of the setting."""
+    done = subprocess.run([sys.executable, "-c", EARLIER], capture_output=True, text=True, timeout=240)
+    assert done.stdout.split() == ["1", "0", "1"], done.stderr
+
+
 def test_graphs_of_tritiles_own_calls_stay_invariant(made, monkeypatch):
     """What torch records is an operator of its own, as a backward pass may run in another thread."""
     torch.compiler.reset()
@@ -435,7 +496,7 @@ def test_what_cannot_be_entered_chooses_nothing(monkeypatch):
         pass
     assert rules() == before
     assert not overrides.redirects()
-    assert overrides.entered.count == WithoutGraphCache._count == 0
+    assert overrides._of_thread.entered.count == WithoutGraphCache._count == 0
 
 
 def test_operators_of_graphs_that_another_process_made():
@@ -495,7 +556,7 @@ def test_tasks_that_leave_out_of_order(made):
     asyncio.run(both())
     torch.einsum("mk,kn->mn", A, w).sum().backward()
     assert not made
-    assert overrides.entered.count == 0
+    assert overrides._of_thread.entered.count == overrides._of_thread.entered.torchs == 0
 
 
 def test_two_libraries_override_one_operator(made):

@@ -5,6 +5,7 @@ torch does not have is another way to the same, documented and slower; if there 
 raises UnsupportedError.
 """
 
+import ctypes
 import functools
 import os
 import sys
@@ -113,10 +114,57 @@ def guard_of(*tensors: torch.Tensor) -> Callable[..., bool]:
 
 # Return the number of the backward pass that runs in this thread, -1 outside all.
 backward_number: Any = bound("torch._C._current_graph_task_id", lambda: -1)
-# Keep a value for this thread and the backward passes that it starts, return it, or say if there is one.
-keep_for_backward: Any = bound("torch._C._stash_obj_in_tls", lambda name, value: None)
-kept_for_backward: Any = bound("torch._C._get_obj_in_tls", lambda name: None)
-is_kept_for_backward: Any = bound("torch._C._is_key_in_tls", lambda name: False)
+# What a thread keeps for itself and the backward passes that it starts: a value, and whether there is one.
+_keep: Any = bound("torch._C._stash_obj_in_tls", lambda name, value: None)
+_kept: Any = bound("torch._C._get_obj_in_tls", lambda name: None)
+_is_kept: Any = bound("torch._C._is_key_in_tls", lambda name: False)
+
+
+def kept_for_backward(name: str) -> Any:
+    """Return what this thread keeps, or the one that started this backward pass; None if nothing."""
+    return _kept(name) if _is_kept(name) else None
+
+
+def keep_for_backward(name: str, value: Any) -> None:
+    """Keep a value for this thread and the backward passes that it starts."""
+    references = sys.getrefcount(value)
+    _keep(name, value)
+    if sys.getrefcount(value) == references:  # torch 2.11 gives back a reference that it did not take
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
+@functools.cache
+def _guard_of(function: Callable[[], bool], found: bool) -> Any:
+    """Return a guard of torch's compiler: the function still returns what it did."""
+    from torch._dynamo.source import GlobalStateSource
+    from torch._guards import Guard
+
+    def create(builder: Any, guard: Any) -> None:
+        what = [f"{function.__module__}.{function.__qualname__}() is {found}"]
+        builder.guard_manager.root.add_lambda_guard(lambda _: function() is found, what, guard.user_stack)
+
+    return Guard(GlobalStateSource(), create)
+
+
+def guard_graph(function: Callable[[], bool], found: bool) -> None:
+    """Have the graph that is traced now, if one is, be used only where a function returns what it found.
+
+    The function is called before each run of the graph, in the thread and context that runs it.
+    """
+    tracing = TracingContext.try_get()
+    if tracing is not None:
+        tracing.guards_context.dynamo_guards.add(_guard_of(function, found))
+
+
+def forget_graphs() -> None:
+    """Have torch's compiler trace all functions anew: its graphs lack guards of what they now depend on."""
+    if "torch._dynamo" in sys.modules:
+        import_module("torch._dynamo").reset_code_caches()
+
+
+def forget_dispatch(operator: Any) -> None:
+    """Let the compiler's own dispatcher find kernels that were registered after it first looked."""
+    getattr(operator, "_dispatch_cache", {}).clear()
 
 
 def tag_graphs(tag: str) -> None:
@@ -214,6 +262,8 @@ unsafe_view: Any = bound(
 )
 # True of a view of another tensor, as autograd tracks it; of any if torch does not say.
 is_view: Any = bound("torch.Tensor._is_view", lambda tensor: True)
+# True of a tensor of zeros without memory, which torch makes in forward derivatives.
+is_zero: Any = bound("torch.Tensor._is_zerotensor", lambda tensor: False)
 # Return a tensor's negative, as a lazy view if torch makes one.
 neg_view: Any = bound("torch._neg_view", torch.neg)
 int_mm: Any = bound("torch._int_mm")  # multiply int8 matrices into int32

@@ -2,66 +2,26 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
 
 import torch
-from torch.compiler import is_dynamo_compiling
-from torch.overrides import TorchFunctionMode
 
-from tritile.core.settings import (
-    Choosing,
-    choices_of_invariance,
-    is_batch_invariant,
-    is_batch_invariant_torch,
-)
+from tritile.core.settings import Choosing, choices_of_invariance, is_batch_invariant_torch
 from tritile.core.torch_private import WithoutGraphCache
 from tritile.errors import InvalidValueError
 from tritile.invariant import overrides
 from tritile.invariant.report import Report, Watch
 
-_BACKWARD: Final = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
-
-
-class _Inside(TorchFunctionMode):
-    """Change no call, but have backward passes know of the setting.
-
-    torch's compiler guards the classes of the modes that are on, and so keeps the graphs of each choice
-    apart: there is a class for each.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_dynamo_compiling():
-            if func is torch.Tensor.unflatten:  # Dynamo does not trace its `super()` inside a mode
-                func = torch.unflatten
-        elif func in _BACKWARD:
-            with overrides.kept_for_backward():
-                return func(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-class _InsideOurs(_Inside):
-    """tritile's own operations are batch-invariant."""
-
-
-class _InsideTorchs(_Inside):
-    """torch's products are, too."""
-
-
-class _Outside(_Inside):
-    """Nothing is, within something that was."""
-
 
 class _Invariant(Choosing):
-    """Choose batch invariance inside a `with`, and have torch's compiler and backward passes know of it."""
+    """Choose batch invariance inside a `with`, and have backward passes that begin there know of it."""
 
     def _enter(self, stack: ExitStack) -> None:
         super()._enter(stack)
         on = is_batch_invariant_torch()
         if on:
             overrides.install()
-        stack.enter_context((_InsideTorchs if on else _InsideOurs if is_batch_invariant() else _Outside)())
         stack.enter_context(WithoutGraphCache())
-        stack.enter_context(overrides.entered)
+        stack.enter_context(overrides.entered_by_this_thread(on))
 
 
 def batch_invariant(on: bool = True, *, torch: bool | None = None) -> Choosing:

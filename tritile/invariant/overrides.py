@@ -9,18 +9,18 @@ call it; from then on each product of torch's passes through Python twice.
 The backward pass of a product follows its forward pass: what is recorded here are tritile's operators, which
 keep the setting. Products that torch makes in a backward pass for anything else (a recomputed forward pass of
 `torch.utils.checkpoint`, the formula of another operation) follow the call of `backward`, in whatever thread
-they run: `kept_for_backward`.
+they run: `Entered`.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 
 from tritile.core import torch_private
-from tritile.core.settings import chooses_torch, invariantly, is_batch_invariant_torch
+from tritile.core.settings import chooses_torch, invariantly, is_batch_invariant, is_batch_invariant_torch
 from tritile.core.torch_private import (
     DispatchKey,
     DispatchKeySet,
@@ -45,8 +45,8 @@ from tritile.ops.grouped import grouped_matmul
 from tritile.ops.matmul import bmm, matmul, mm
 from tritile.ops.scaled import scaled_matmul
 
-_DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_SCALED: Final = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.int32)  # and where groups end
+_DTYPES: Final = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+_MIXED: Final = _DTYPES | {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.int32}  # ends of groups
 _KEPT: Final = "tritile_batch_invariant"
 _AUTOCAST: Final = DispatchKeySet(DispatchKey.AutocastCUDA) | DispatchKeySet(DispatchKey.AutocastCPU)
 # A call that tritile does not make is torch's, whose own words say what is wrong with it, if anything is.
@@ -64,19 +64,40 @@ class Last(threading.local):
 last: Final = Last()
 
 
-class Entered(threading.local):
-    """How many times this thread is inside a `with` of `tritile.batch_invariant`, which enters it."""
+class Entered:
+    """How many times a thread is inside a `with` of `tritile.batch_invariant`, and of one for torch's products.
 
-    count = 0
+    A backward pass that the thread begins finds this, in whatever thread it runs. Tasks of one thread may
+    leave in another order than they entered, so each takes back what it added.
+    """
 
-    def __enter__(self) -> None:
-        self.count += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.count -= 1
+    count = torchs = 0
 
 
-entered: Final = Entered()
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.entered = Entered()
+
+
+_of_thread: Final = _OfThread()
+
+
+@contextmanager
+def entered_by_this_thread(torchs: bool) -> Iterator[None]:
+    """Count a `with` in which torch's products are made here, or are not."""
+    entered, before = _of_thread.entered, torch_private.kept_for_backward(_KEPT)
+    added = 1 if torchs else -entered.torchs
+    if before is not entered:
+        torch_private.keep_for_backward(_KEPT, entered)
+    entered.count += 1
+    entered.torchs += added
+    try:
+        yield
+    finally:
+        entered.count -= 1
+        entered.torchs -= added
+        if before is not None and before is not entered:  # in a backward pass of another thread
+            torch_private.keep_for_backward(_KEPT, before)
 
 
 # --- Each product of torch's, by ours ---
@@ -210,37 +231,25 @@ def _in_place(made: Made) -> Made:
 
 def redirects() -> bool:
     """True if torch's own products are to be batch-invariant here: in this thread, or this backward pass."""
-    return is_batch_invariant_torch() or (
-        torch_private.backward_number() >= 0
-        and not chooses_torch()
-        and torch_private.is_kept_for_backward(_KEPT)
-        and bool(torch_private.kept_for_backward(_KEPT))
-    )
-
-
-@contextmanager
-def kept_for_backward() -> Iterator[None]:
-    """Have a backward pass that begins inside the `with` know of the setting, in whatever thread it runs."""
-    on = is_batch_invariant_torch()
-    is_kept = torch_private.is_kept_for_backward(_KEPT)
-    before = is_kept and torch_private.kept_for_backward(_KEPT)
-    torch_private.keep_for_backward(_KEPT, on)
-    try:
-        yield
-    finally:
-        torch_private.keep_for_backward(_KEPT, before)
+    if is_batch_invariant_torch():
+        return True
+    if torch_private.backward_number() < 0 or chooses_torch():
+        return False
+    kept = torch_private.kept_for_backward(_KEPT)
+    return kept is not None and kept.torchs > 0
 
 
 def _fault(name: str, tensors: list[torch.Tensor]) -> str:
     """Return why torch's own kernel makes this product, "" if tritile does."""
     is_mixed = name.startswith(("_scaled", "_grouped"))
-    dtypes = (*_DTYPES, *_SCALED) if is_mixed else _DTYPES
+    dtypes, first = _MIXED if is_mixed else _DTYPES, tensors[0].dtype
     for tensor in tensors:
+        dtype = tensor.dtype
+        if dtype not in dtypes:
+            return str(dtype)
         if tensor.layout != torch.strided:
             return f"{tensor.layout} tensors"
-        if tensor.dtype not in dtypes:
-            return str(tensor.dtype)
-        if tensor.dtype != tensors[0].dtype and not is_mixed and ".dtype" not in name:
+        if dtype != first and not is_mixed and ".dtype" not in name:
             return "tensors of several dtypes"  # an error of torch's
     return ""
 
@@ -252,9 +261,12 @@ def _is_for_its_class(tensors: list[torch.Tensor]) -> bool:
     )
 
 
-def _check_traced(tensors: list[torch.Tensor]) -> None:
-    """Raise UnsupportedError if torch's compiler traces a call whose setting its guards do not know."""
-    if entered.count or not chooses_torch() or all(type(each) in PLAIN for each in tensors):
+def _check_traced() -> None:
+    """Raise UnsupportedError if torch's compiler traces a call, and may take the graph from its cache.
+
+    That knows graphs by what they were before products were replaced; see `WithoutGraphCache`.
+    """
+    if _of_thread.entered.count or not chooses_torch():
         return
     if torch_private.TracingContext.try_get() is not None and torch_private.backward_number() < 0:
         raise UnsupportedError(
@@ -268,20 +280,18 @@ def _override(name: str, key: str, made: Made) -> Callable[..., Any]:
     torchs = torch.library.get_kernel(f"aten::{name}", key)
 
     def kernel(keyset: DispatchKeySet, *args: Any, **named: Any) -> Any:
-        why = ""
-        if redirects():
-            tensors: list[torch.Tensor] = [
-                each for each in (*args, *named.values()) if isinstance(each, torch.Tensor)
-            ]
-            if not _is_for_its_class(tensors):
+        on, why, is_plain = redirects(), "", type(args[0]) in PLAIN
+        if not is_plain:  # traced by torch's compiler, perhaps
+            torch_private.guard_graph(redirects, on)
+        if on:
+            tensors = [each for each in (*args, *named.values()) if isinstance(each, torch.Tensor)]
+            if is_plain or not _is_for_its_class(tensors):
                 why = _fault(name, tensors)
-                _check_traced(tensors)
+                if not is_plain:
+                    _check_traced()
                 if not why:
-                    # torch casts nothing by autocast here; it did so before, for what it does.
-                    uncast = without_keys(_AUTOCAST) if is_any_autocast_on() else nullcontext()
                     try:
-                        with invariantly(), uncast:
-                            result = made(*args, **named)
+                        result = _made(made, args, named)
                     except _TORCHS as error:
                         why = brief(error)
                     else:
@@ -291,6 +301,17 @@ def _override(name: str, key: str, made: Made) -> Callable[..., Any]:
         return torchs.call_boxed(keyset, *args, **named)
 
     return kernel
+
+
+def _made(made: Made, args: tuple[Any, ...], named: dict[str, Any]) -> torch.Tensor:
+    """Return the product, batch-invariant."""
+    if is_any_autocast_on():  # torch cast before, for what it casts; nothing more is to be
+        with without_keys(_AUTOCAST), invariantly():
+            return made(*args, **named)
+    if is_batch_invariant():
+        return made(*args, **named)
+    with invariantly():  # in a backward pass
+        return made(*args, **named)
 
 
 _LIBRARIES: Final[dict[str, torch.library.Library]] = {}
@@ -304,6 +325,7 @@ def install(device: str = "CUDA") -> None:
     with _installing:
         if device in _LIBRARIES:
             return
+        torch_private.forget_graphs()
         library = torch.library.Library("aten", "IMPL")
         for name, made in _overloads().items():
             keys = (device,) if name.endswith("out") else (f"Autograd{device}", device)
@@ -313,6 +335,7 @@ def install(device: str = "CUDA") -> None:
                 except RuntimeError:  # torch has no such product for this device
                     continue
                 library.impl(name, kernel, key, with_keyset=True, allow_override=True)
+            torch_private.forget_dispatch(_overload(name))
         _LIBRARIES[device] = library
 
 
@@ -334,10 +357,10 @@ def _overloads() -> dict[str, Made]:
     for name, made in _PRODUCTS.items():
         base, _, overload = name.partition(".")
         found[f"{base}.{overload}_out" if overload else f"{base}.out"] = _into(made)
-    return {name: made for name, made in found.items() if _has(name)}
+    return {name: made for name, made in found.items() if _overload(name) is not None}
 
 
-def _has(name: str) -> bool:
+def _overload(name: str) -> Any:
+    """Return an overload of torch's, None if this version does not have it."""
     base, _, overload = name.partition(".")
-    packet = getattr(torch.ops.aten, base, None)
-    return packet is not None and (overload or "default") in packet.overloads()
+    return getattr(getattr(torch.ops.aten, base, None), overload or "default", None)

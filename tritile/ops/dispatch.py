@@ -24,6 +24,7 @@ from tritile.core.torch_private import (
     forward_level,
     innermost_transform,
     is_any_autocast_on,
+    is_zero,
     modes_entered,
 )
 from tritile.errors import TritileError
@@ -127,7 +128,7 @@ def needs_dispatch(*tensors: Any) -> bool:
             if not isinstance(tensor, torch.Tensor):
                 return False
             found = True
-        elif recording and tensor.requires_grad:
+        elif (recording and tensor.requires_grad) or is_zero(tensor):
             found = True
     return found
 

@@ -9,6 +9,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
@@ -24,7 +25,7 @@ from tritile.core.device import capturing
 from tritile.core.forgetting import forget
 from tritile.core.log import log
 from tritile.core.problem import MatmulProblem, Tiled
-from tritile.core.settings import current_mode, rules
+from tritile.core.settings import current_mode, invariantly, is_batch_invariant_torch, rules
 from tritile.core.threads import once
 from tritile.core.torch_private import constant_in_graphs
 from tritile.core.triton_private import INTERPRETING
@@ -164,7 +165,15 @@ def computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None)
 
 
 def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
-    """Compute a call on plain tensors, and cache its launch under the key of `launch_cached`."""
+    """Compute a call on plain tensors, and cache its launch under the key of `launch_cached`.
+
+    Products that it has torch make are torch's own, also where others are made here.
+    """
+    with invariantly() if is_batch_invariant_torch() else nullcontext():
+        return _eager(op, tensors, out, options, key)
+
+
+def _eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
     before = stopgaps.count
     request = REQUESTS[op](op, tensors, options)
     rules()  # report a wrong environment variable on any device

@@ -34,6 +34,7 @@ from tritile.core.torch_private import (
     current_transform,
     forward_level,
     forward_recording,
+    guard_graph,
     is_view,
     know_compiled_autograd,
     schema_of,
@@ -49,11 +50,13 @@ from tritile.ops.dispatch import (
     SCHEMAS,
     TENSORS,
     call_overload,
+    needs_dispatch,
     parted,
     register_shardings,
 )
 from tritile.ops.permute import options_of
-from tritile.ops.request import request_of, run_plain
+from tritile.ops.memo import launch_cached
+from tritile.ops.request import eager, request_of
 
 LIBRARY: Final = torch.library.Library("tritile", "DEF")
 # Kernels take any strides: a compiler need not copy what it passes on.
@@ -97,9 +100,19 @@ def define(
     filled = _filler_of(op)
     how = _invariant if prefix else _as_it_is
 
+    def run(values: tuple[Any, ...], out: torch.Tensor | None, on_miss: Kernel) -> Any:
+        tensors, options = parted(name, values)
+        if name == "permute":
+            options = options_of(*options)
+        return launch_cached(name, tensors, out, options, on_miss)
+
     def plain(*args: Any, out: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
-        tensors, options = parted(name, filled(args, named))
-        return run_plain(name, tensors, out, options_of(*options) if name == "permute" else options)
+        result: torch.Tensor = run(filled(args, named), out, eager)
+        return result
+
+    def at_once(values: tuple[Any, ...]) -> torch.Tensor | None:
+        """Return the result of a call that torch need not see, else None."""
+        return run(values, None, _eager_if_plain)
 
     def fake(*args: Any, out: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
         of = request_of(name, *filled(args, named))
@@ -114,7 +127,7 @@ def define(
         return record(*values)
 
     _implement(own, how(plain), how(fake))
-    _differentiate(op, how(recorded))
+    _differentiate(op, how(recorded), how(at_once))
     if name not in _WITHOUT_OUT:
         keywords = ", " if "*" in arguments else ", *, "
         LIBRARY.define(f"{own}.out({arguments}{keywords}Tensor(a!) out) -> ()", tags=_TAGS)
@@ -201,16 +214,31 @@ def _is_tracked(values: Sequence[Any]) -> bool:
     )
 
 
-def _differentiate(op: OpOverload, record: Kernel) -> None:
-    """Register how a result is made if a gradient is needed. Other calls go on below autograd."""
+def _eager_if_plain(
+    op: str, tensors: Sequence[Any], out: Any, options: tuple[Any, ...], key: tuple[Any, ...] | None
+) -> torch.Tensor | None:
+    return None if needs_dispatch(*tensors) else eager(op, tensors, out, options, key)
+
+
+def _differentiate(op: OpOverload, record: Kernel, at_once: Kernel | None = None) -> None:
+    """Register how a result is made if a gradient is needed. Other calls go on below autograd.
+
+    `at_once` makes results that nothing below autograd is to see, which saves coming through torch again.
+    """
     filled, name = _filler_of(op), schema_of(op).name.removeprefix("tritile::")
     has_invariant = name != "permute" and not name.startswith(INVARIANT) and not schema_of(op).overload_name
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         register_shardings()  # a traced call, or one of the operator itself, comes here first
         values = filled(args, kwargs)
-        if has_invariant and is_batch_invariant():
-            return call_overload(name, *values)
+        if has_invariant:
+            on = is_batch_invariant()
+            guard_graph(is_batch_invariant, on)
+            if on:
+                return call_overload(name, *values)
+        made = at_once(values) if at_once is not None else None
+        if made is not None:
+            return made
         if _is_tracked(values):
             return record(*values)
         with below_autograd():
