@@ -187,17 +187,20 @@ def model(options: argparse.Namespace) -> Iterator[Line]:
         prompts, last = (torch.randint(sizes.words, shape) for shape in ((2, sizes.prompt), (8, 1)))
         of_heads = sizes.kv_heads, sizes.cache, sizes.hidden // sizes.heads
         caches = torch.randn(sizes.layers, 2, 8, *of_heads, dtype=torch.bfloat16)
-    compiled = torch.compile(net, fullgraph=True)
+    compiled, graphed = (
+        torch.compile(net, fullgraph=True, mode=mode) for mode in ("default", "reduce-overhead")
+    )
     runs: dict[str, Callable[[int], torch.Tensor]] = {
         "decode, CUDA graph": lambda _: net(last, caches),
         "prefill": lambda _: net(prompts),
         "prefill, torch.compile": lambda _: compiled(prompts),
+        "prefill, torch.compile with CUDA graphs": lambda _: graphed(prompts),
     }
     with context.report() as found:
         _ = net(last, caches), net(prompts)
     others = [each.name for each in found.operations]
-    for what, run in [*runs.items()][: 2 if options.no_compile else 3]:
-        timer = timing.Graph if "graph" in what and not options.small else Host
+    for what, run in [*runs.items()][: 2 if options.no_compile else 4]:
+        timer = timing.Graph if what.startswith("decode") and not options.small else Host
         ways = run, tritile.batch_invariant(torch=True)(run)
         theirs, ours = (way(0).float() for way in ways)  # compiles
         samples = timing.interleaved([timer(way, range(4)) for way in ways], budget_ms=2000)

@@ -259,3 +259,17 @@ def test_impossible_problem_says_so():
     small = replace(TARGETS["sm_80"], shared_memory=512)
     with pytest.raises(tritile.errors.UnsupportedError, match="shared memory"):
         tritile.plan(replace(PRODUCT, dtype="float64", out_dtype="float64"), device=small)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "wanted"),
+    [(1, 2048, 16), (64, 1056, 16), (8, 4096, 32), (8, 1040, None), (8, 8192, None), (65, 2048, None)],
+)
+def test_invariant_products_of_few_rows(m, n, wanted):
+    """Narrow tiles that all run at once and fill half of the SMs, on Hopper."""
+    problem = replace(PRODUCT, m=m, n=n, invariant=True)
+    chosen = pick.plan_for(problem, H200, "cached").config
+    assert ((chosen["BLOCK_N"], chosen["BLOCK_K"]) == (wanted, 256)) == (wanted is not None)
+    assert pick.of_few_rows(problem, A100) is None
+    assert pick.of_few_rows(replace(problem, invariant=False), H200) is None
+    assert pick.of_few_rows(replace(problem, a_align=2), H200) is None

@@ -61,6 +61,7 @@ _SHOWN: Final = 5  # candidates of a plan
 # The fastest of many predicted times is too short more often than the one of torch's kernel. At 577 aligned
 # sizes that no sweep had, 1% gains 0.6% of the time; at the swept ones it loses up to 0.1% (tuning/NOTES.md).
 _TIE: Final = 0.99
+_ROWS, _COLUMNS, _LEAST_K = 64, (16, 32), 512  # of tiles of batch-invariant products, on Hopper; and of K
 
 
 @dataclass(frozen=True, repr=False)
@@ -471,6 +472,8 @@ def likely(problem: Tiled, device: Device, count: int) -> list[Config]:
         return []
     made, name, _ = served
     ranked = [config for _, config in made.ranked(name, problem, device, count)]
+    if few := of_few_rows(problem, device):
+        ranked.insert(0, few)
     others = waves.with_margins(problem, device, _families(made, name))[:_OTHERS]
     return list(dict.fromkeys((*ranked, *others)))
 
@@ -484,6 +487,8 @@ def by_predictor(problem: Tiled, device: Device) -> Plan | None:
     served = _served(problem, device)
     if served is None:
         return None
+    if few := of_few_rows(problem, device):
+        return Plan(problem, few, "predicted", device, None, _FEW_ROWS)
     made, name, where = served
     ranked = made.ranked(name, problem, device, 2)
     if not ranked:
@@ -501,6 +506,30 @@ def by_predictor(problem: Tiled, device: Device) -> Plan | None:
     if not current:
         why += "; measured with another version of the kernel"
     return Plan(problem, config, "predicted", device, us, why, current)
+
+
+_FEW_ROWS: Final = "of batch-invariant products of few rows, narrow tiles that all run at once are fastest"
+
+
+def of_few_rows(problem: Tiled, device: Device) -> Config | None:
+    """Return the config of a batch-invariant product of 16-bit types and few rows on Hopper, else None.
+
+    No sweep times these: other products of few rows share K among programs. Without that, a product takes as
+    long as one program, which is least with narrow tiles that all run at once, and take half of the SMs or
+    more (`tuning/NOTES.md`).
+    """
+    if not (isinstance(problem, MatmulProblem) and problem.invariant and device.nvidia == 90):
+        return None
+    core = problem.core
+    if class_of(problem) not in ("bf16_nn", "bf16_nt") or core.m > _ROWS or core.k < _LEAST_K:
+        return None
+    for columns in _COLUMNS:
+        tiles = core.batch * -(-core.n // columns)
+        if device.processors <= 2 * tiles <= 2 * device.processors:
+            config = Config.of(4, 4, "tile", BLOCK_M=_ROWS, BLOCK_N=columns, BLOCK_K=256, GROUP_M=1)
+            if illegal(config, problem, device) is None:
+                return config
+    return None
 
 
 def _or_other_family(plan: Plan) -> Plan:

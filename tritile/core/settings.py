@@ -96,8 +96,9 @@ _RULES: Final = {
 }
 _NAMES: Final = (_MODE.name, _INVARIANT.name, _ATEN.name, _FP32.name)
 _DEFAULT: Final = _RULES["cached", False, True, "torch"]
-# True inside a `with` that chooses any setting: one variable to read at every call, not one for each.
-_IS_CHOSEN: Final = ContextVar("tritile_is_chosen", default=False)
+# The settings in force inside a `with` that chooses any, and whether torch's own products are made here:
+# one variable to read at every call, not one for each. None outside.
+_CHOSEN: Final[ContextVar[tuple[Rules, bool] | None]] = ContextVar("tritile_chosen", default=None)
 
 # False while any context, of any thread, holds a choice that a graph with torch's own product would miss.
 # torch's compiler guards it and keeps both graphs. It cannot guard a ContextVar, so the choice of another
@@ -163,14 +164,13 @@ class Choosing(contextlib.ContextDecorator):
 
     def _enter(self, stack: contextlib.ExitStack) -> None:
         """Choose, and have the stack take it back."""
-        variables: list[tuple[ContextVar[Any], Any]] = [
-            *((each.chosen, value) for each, value in self._choices), (_IS_CHOSEN, True)
-        ]  # fmt: skip
+        variables: list[tuple[ContextVar[Any], Any]] = [(each.chosen, value) for each, value in self._choices]
         # Under other modes a graph with torch's own product is as good.
         if not all(setting is _MODE and value not in ("strict", "off") for setting, value in self._choices):
             variables.append((_BLOCK, _Block()))
         for variable, value in variables:
             stack.callback(variable.reset, variable.set(value))
+        stack.callback(_CHOSEN.reset, _CHOSEN.set(_by_with()))
 
     def __exit__(self, *_: object) -> None:
         self._entered[threading.get_ident()].pop().close()
@@ -203,12 +203,15 @@ def uses_aten() -> bool:
 
 def is_batch_invariant() -> bool:
     """True if calls are batch-invariant, by the innermost `batch_invariant(...)` or the environment."""
-    return _INVARIANT.get()
+    return rules().invariant
 
 
 def is_batch_invariant_torch() -> bool:
     """True if torch's own products are to be batch-invariant, in this thread or task."""
-    return _TORCHS.get() and _INVARIANT.get()
+    if _INVARIANT.name in _ENVIRON:
+        return _TORCHS.get() and _INVARIANT.get()
+    chosen = _CHOSEN.get()
+    return chosen is not None and chosen[1]
 
 
 def chooses_torch() -> bool:
@@ -216,7 +219,7 @@ def chooses_torch() -> bool:
     return _TORCHS.chosen.get() is not None
 
 
-class invariantly:  # noqa: N801
+class invariantly:
     """Make calls inside the `with` batch-invariant, and leave torch's own products to torch.
 
     For what stands in for a product of torch's, and may call torch's itself. A class, as a generator would
@@ -224,15 +227,14 @@ class invariantly:  # noqa: N801
     """
 
     def __enter__(self) -> None:
-        self._tokens = [
-            (variable, variable.set(value))
-            for variable, value in ((_INVARIANT.chosen, True), (_TORCHS.chosen, False), (_IS_CHOSEN, True))
-            if variable.get() is not value
-        ]
+        variables: Any = (_INVARIANT.chosen, True), (_TORCHS.chosen, False)
+        self._tokens: Any = [(each, each.set(value)) for each, value in variables if each.get() is not value]
+        if self._tokens:
+            self._tokens.append((_CHOSEN, _CHOSEN.set(_by_with())))
 
     def __exit__(self, *_: object) -> None:
         for variable, token in self._tokens:
-            variable.reset(token)  # type: ignore[arg-type]
+            variable.reset(token)
 
 
 def fp32_by_parts() -> bool:
@@ -243,9 +245,20 @@ def fp32_by_parts() -> bool:
 def rules() -> Rules:
     """Return the settings in force for a call made now, which are part of the key of a remembered call."""
     one, two, three, four = _NAMES  # every call comes here: no loops
-    if not (_IS_CHOSEN.get() or one in _ENVIRON or two in _ENVIRON or three in _ENVIRON or four in _ENVIRON):
-        return _DEFAULT
-    return _RULES[_MODE.get(), _INVARIANT.get(), _ATEN.get(), _FP32.get()]
+    if one in _ENVIRON or two in _ENVIRON or three in _ENVIRON or four in _ENVIRON:
+        return _RULES[_MODE.get(), _INVARIANT.get(), _ATEN.get(), _FP32.get()]
+    chosen = _CHOSEN.get()
+    return _DEFAULT if chosen is None else chosen[0]
+
+
+def _by_with() -> tuple[Rules, bool]:
+    """Return the settings in force where no variable of the environment is set, for `_CHOSEN`."""
+    settings: Any = _MODE, _INVARIANT, _ATEN, _FP32, _TORCHS
+    *values, torchs = [
+        each.default if (chosen := each.chosen.get()) is None else chosen for each in settings
+    ]  # fmt: skip
+    found = _RULES[tuple(values)]
+    return found, torchs and found.invariant
 
 
 @contextlib.contextmanager

@@ -65,7 +65,7 @@ last: Final = Last()
 
 
 class Entered:
-    """How many times a thread is inside a `with` of `tritile.batch_invariant`, and of one for torch's products.
+    """How often a thread is inside a `with` of `tritile.batch_invariant`, and of one for torch's products.
 
     A backward pass that the thread begins finds this, in whatever thread it runs. Tasks of one thread may
     leave in another order than they entered, so each takes back what it added.
@@ -290,8 +290,9 @@ def _override(name: str, key: str, made: Made) -> Callable[..., Any]:
                 if not is_plain:
                     _check_traced()
                 if not why:
+                    here = is_batch_invariant()  # raises for a wrong variable of the environment
                     try:
-                        result = _made(made, args, named)
+                        result = _made(made, here, args, named)
                     except _TORCHS as error:
                         why = brief(error)
                     else:
@@ -303,12 +304,12 @@ def _override(name: str, key: str, made: Made) -> Callable[..., Any]:
     return kernel
 
 
-def _made(made: Made, args: tuple[Any, ...], named: dict[str, Any]) -> torch.Tensor:
-    """Return the product, batch-invariant."""
+def _made(made: Made, here: bool, args: tuple[Any, ...], named: dict[str, Any]) -> torch.Tensor:
+    """Return the product, batch-invariant. `here`: calls of this thread are."""
     if is_any_autocast_on():  # torch cast before, for what it casts; nothing more is to be
         with without_keys(_AUTOCAST), invariantly():
             return made(*args, **named)
-    if is_batch_invariant():
+    if here:
         return made(*args, **named)
     with invariantly():  # in a backward pass
         return made(*args, **named)

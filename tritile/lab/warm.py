@@ -109,8 +109,9 @@ def _with_any_rows(problem: Tiled, device: Device) -> Iterator[tuple[Config, Til
     by_rows: list[Any] = [_at_rows(problem, m) for m in ROWS]
     for row_problem in by_rows:
         name = class_of(row_problem)
-        served = gpu_tables.predictor(name, device)
+        served, few = gpu_tables.predictor(name, device), pick.of_few_rows(row_problem, device)
         configs = (
+            *([few] if few else []),
             *(served[0].configs(name) if served and name else ()),
             *waves.with_margins(row_problem, device)[:1],
         )

@@ -54,8 +54,8 @@ from tritile.ops.dispatch import (
     parted,
     register_shardings,
 )
-from tritile.ops.permute import options_of
 from tritile.ops.memo import launch_cached
+from tritile.ops.permute import options_of
 from tritile.ops.request import eager, request_of
 
 LIBRARY: Final = torch.library.Library("tritile", "DEF")
@@ -151,6 +151,8 @@ def _invariant(kernel: Kernel) -> Kernel:
 
     @functools.wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:
+        if is_batch_invariant():
+            return kernel(*args, **kwargs)
         with invariantly():
             return kernel(*args, **kwargs)
 
