@@ -323,6 +323,38 @@ def test_compiled_calls_of_threads_and_tasks(made):
             assert pool.submit(count).result() == 0
 
 
+def test_a_choice_within_what_is_traced_is_the_graphs_own(made):
+    torch.compiler.reset()
+
+    @torch._dynamo.allow_in_graph
+    def within(a, b):
+        with inside():
+            return a @ b
+
+    call = torch.compile(lambda a, b: within(a, b) + 1, backend="aot_eager")
+    for _ in range(2):
+        call(A, B)
+        with inside():
+            call(A, B)
+    made.clear()
+    call(A, B)
+    assert len(made) == 1
+
+
+def test_a_backward_pass_is_lowered_as_its_forward_pass_was(made):
+    """Inductor lowers it when it first runs, and makes addmm of mm and add; its cache keeps what it made."""
+    torch.compiler.reset()
+    x, w = A.clone().requires_grad_(), B.clone().requires_grad_()
+    call = torch.compile(lambda x, w: (x @ w).sin().sum() + (x * A).sin().sum())
+    y = call(x, w)
+    with inside():
+        y.backward()
+    y = call(x, w)
+    made.clear()
+    y.backward()
+    assert not made
+
+
 EARLIER = """
 import torch, tritile
 from tritile.invariant import overrides
@@ -557,6 +589,70 @@ def test_tasks_that_leave_out_of_order(made):
     torch.einsum("mk,kn->mn", A, w).sum().backward()
     assert not made
     assert overrides._of_thread.entered.count == overrides._of_thread.entered.torchs == 0
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_settings_that_are_left_out_of_order(made, first):
+    """As generators that are closed, say: each takes back its own."""
+    before = rules()
+    entered = [inside(), tritile.mode("off")][:: 1 if first == 0 else -1]
+    for each in entered:
+        each.__enter__()
+    entered[0].__exit__()
+    torch.mm(A, B)
+    assert len(made) == first
+    assert (rules().mode == "off") == (first == 0)
+    entered[1].__exit__()
+    torch.mm(A, B)
+    assert (len(made), rules(), overrides.redirects()) == (first, before, False)
+
+
+def test_a_backward_pass_of_another_task_of_the_thread(made):
+    w = B.clone().requires_grad_()
+
+    async def waits(entered, done):
+        with inside():
+            entered.set()
+            await done.wait()
+
+    async def both():
+        entered, done = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(waits(entered, done))
+        await entered.wait()
+        torch.mm(A, w).sum().backward()
+        done.set()
+        await task
+
+    asyncio.run(both())
+    assert not made
+
+
+class Packed(torch.Tensor):
+    """A weight that knows torch's mm alone."""
+
+    @staticmethod
+    def __new__(cls, held):
+        made = torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.mm.default:
+            return torch.mm(args[0], args[1].held)
+        raise NotImplementedError(str(func))
+
+
+def test_weights_whose_class_knows_torchs_product(made):
+    with inside():
+        torch.mm(A, Packed(B))
+    assert len(made) == 1
+
+
+def test_products_are_views_where_torchs_are():
+    outside = {name: call()._is_view() for name, call in CALLS.items()}
+    with inside():
+        assert {name: call()._is_view() for name, call in CALLS.items()} == outside
 
 
 def test_two_libraries_override_one_operator(made):

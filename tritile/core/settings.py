@@ -168,9 +168,10 @@ class Choosing(contextlib.ContextDecorator):
         # Under other modes a graph with torch's own product is as good.
         if not all(setting is _MODE and value not in ("strict", "off") for setting, value in self._choices):
             variables.append((_BLOCK, _Block()))
+        stack.callback(_choose)  # last: others may have entered meanwhile, and may not have left
         for variable, value in variables:
             stack.callback(variable.reset, variable.set(value))
-        stack.callback(_CHOSEN.reset, _CHOSEN.set(_by_with()))
+        _choose()
 
     def __exit__(self, *_: object) -> None:
         self._entered[threading.get_ident()].pop().close()
@@ -230,11 +231,13 @@ class invariantly:
         variables: Any = (_INVARIANT.chosen, True), (_TORCHS.chosen, False)
         self._tokens: Any = [(each, each.set(value)) for each, value in variables if each.get() is not value]
         if self._tokens:
-            self._tokens.append((_CHOSEN, _CHOSEN.set(_by_with())))
+            _choose()
 
     def __exit__(self, *_: object) -> None:
         for variable, token in self._tokens:
             variable.reset(token)
+        if self._tokens:
+            _choose()
 
 
 def fp32_by_parts() -> bool:
@@ -251,14 +254,18 @@ def rules() -> Rules:
     return _DEFAULT if chosen is None else chosen[0]
 
 
-def _by_with() -> tuple[Rules, bool]:
-    """Return the settings in force where no variable of the environment is set, for `_CHOSEN`."""
+def _choose() -> None:
+    """Set `_CHOSEN` by what each setting is now."""
     settings: Any = _MODE, _INVARIANT, _ATEN, _FP32, _TORCHS
-    *values, torchs = [
-        each.default if (chosen := each.chosen.get()) is None else chosen for each in settings
-    ]  # fmt: skip
+    chosen = [each.chosen.get() for each in settings]
+    if chosen == [None] * len(chosen):
+        _CHOSEN.set(None)
+        return
+    *values, torchs = (
+        each.default if value is None else value for each, value in zip(settings, chosen, strict=True)
+    )
     found = _RULES[tuple(values)]
-    return found, torchs and found.invariant
+    _CHOSEN.set((found, torchs and found.invariant))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import Context
 from importlib import import_module
 from operator import attrgetter
@@ -146,13 +147,33 @@ def _guard_of(function: Callable[[], bool], found: bool) -> Any:
     return Guard(GlobalStateSource(), create)
 
 
+class _OfThread(threading.local):
+    entered_in: Any = None  # what was traced when this thread last entered a `with` that it has not left
+
+
+_of_thread: Final = _OfThread()
+
+
+@contextmanager
+def entered_while_traced() -> Iterator[None]:
+    """Know inside the `with`, which chooses a setting, if a function that is traced entered it.
+
+    The choice is then the graph's own, and not one of who runs it.
+    """
+    before, _of_thread.entered_in = _of_thread.entered_in, TracingContext.try_get()
+    try:
+        yield
+    finally:
+        _of_thread.entered_in = before
+
+
 def guard_graph(function: Callable[[], bool], found: bool) -> None:
     """Have the graph that is traced now, if one is, be used only where a function returns what it found.
 
     The function is called before each run of the graph, in the thread and context that runs it.
     """
     tracing = TracingContext.try_get()
-    if tracing is not None:
+    if tracing is not None and tracing is not _of_thread.entered_in:
         tracing.guards_context.dynamo_guards.add(_guard_of(function, found))
 
 
@@ -232,6 +253,20 @@ below_autograd: Any = bound("torch._C._AutoDispatchBelowAutograd")
 without_keys: Any = bound("torch._C._ExcludeDispatchKeyGuard")
 # True of a class whose tensors handle operators themselves.
 is_dispatched = functools.cache(lambda kind: kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__)
+
+
+def lowers_backward() -> bool:
+    """True where torch's compiler lowers the backward pass of a graph that it traced before.
+
+    It does so as that first runs, and traces products anew that it rewrites: whose these are was chosen.
+    """
+    if backward_number() < 0 or TracingContext.try_get() is None:
+        return False
+    compiled, dynamo = (
+        sys.modules.get(f"torch._dynamo.{name}") for name in ("compiled_autograd", "symbolic_convert")
+    )
+    traces = getattr(getattr(dynamo, "tls", None), "current_tx", None) is not None
+    return not traces and not getattr(compiled, "compiled_autograd_enabled", False)
 
 
 def know_compiled_autograd(function: Any) -> None:

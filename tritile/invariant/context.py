@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from tritile.core.settings import Choosing, choices_of_invariance, is_batch_invariant_torch
-from tritile.core.torch_private import WithoutGraphCache
+from tritile.core.torch_private import WithoutGraphCache, entered_while_traced
 from tritile.errors import InvalidValueError
 from tritile.invariant import overrides
 from tritile.invariant.report import Report, Watch
@@ -22,6 +22,7 @@ class _Invariant(Choosing):
             overrides.install()
         stack.enter_context(WithoutGraphCache())
         stack.enter_context(overrides.entered_by_this_thread(on))
+        stack.enter_context(entered_while_traced())
 
 
 def batch_invariant(on: bool = True, *, torch: bool | None = None) -> Choosing:

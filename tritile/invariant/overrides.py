@@ -47,6 +47,7 @@ from tritile.ops.scaled import scaled_matmul
 
 _DTYPES: Final = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _MIXED: Final = _DTYPES | {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.int32}  # ends of groups
+_PLAIN: Final = frozenset(PLAIN)
 _KEPT: Final = "tritile_batch_invariant"
 _AUTOCAST: Final = DispatchKeySet(DispatchKey.AutocastCUDA) | DispatchKeySet(DispatchKey.AutocastCPU)
 # A call that tritile does not make is torch's, whose own words say what is wrong with it, if anything is.
@@ -72,6 +73,9 @@ class Entered:
     """
 
     count = torchs = 0
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
 
 
 class _OfThread(threading.local):
@@ -117,7 +121,8 @@ def _dot(input: Any, other: Any, **how: Any) -> torch.Tensor:
 
 def _addmv(input: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
     column = input.unsqueeze(-1) if input.ndim else input
-    return addmm(column, mat, vec.unsqueeze(-1), beta=beta, alpha=alpha).squeeze(-1)
+    made = addmm(column, mat, vec.unsqueeze(-1), beta=beta, alpha=alpha)
+    return torch_private.unsafe_view(made, made.shape[:-1])
 
 
 def _addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
@@ -231,12 +236,13 @@ def _in_place(made: Made) -> Made:
 
 def redirects() -> bool:
     """True if torch's own products are to be batch-invariant here: in this thread, or this backward pass."""
-    if is_batch_invariant_torch():
-        return True
+    on = is_batch_invariant_torch()
     if torch_private.backward_number() < 0 or chooses_torch():
-        return False
+        return on
     kept = torch_private.kept_for_backward(_KEPT)
-    return kept is not None and kept.torchs > 0
+    if kept is None or not kept.count or kept.thread == threading.get_ident():
+        return on
+    return bool(kept.torchs > 0)
 
 
 def _fault(name: str, tensors: list[torch.Tensor]) -> str:
@@ -280,12 +286,14 @@ def _override(name: str, key: str, made: Made) -> Callable[..., Any]:
     torchs = torch.library.get_kernel(f"aten::{name}", key)
 
     def kernel(keyset: DispatchKeySet, *args: Any, **named: Any) -> Any:
-        on, why, is_plain = redirects(), "", type(args[0]) in PLAIN
-        if not is_plain:  # traced by torch's compiler, perhaps
-            torch_private.guard_graph(redirects, on)
-        if on:
+        on, why = redirects(), ""
+        if on or type(args[0]) not in _PLAIN:
             tensors = [each for each in (*args, *named.values()) if isinstance(each, torch.Tensor)]
-            if is_plain or not _is_for_its_class(tensors):
+            is_plain = _PLAIN.issuperset(map(type, tensors))
+            if not is_plain:
+                on = on and not torch_private.lowers_backward()
+                torch_private.guard_graph(redirects, on)  # if torch's compiler traces
+            if on and (is_plain or not _is_for_its_class(tensors)):
                 why = _fault(name, tensors)
                 if not is_plain:
                     _check_traced()

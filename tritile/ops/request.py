@@ -25,7 +25,7 @@ from tritile.core.device import capturing
 from tritile.core.forgetting import forget
 from tritile.core.log import log
 from tritile.core.problem import MatmulProblem, Tiled
-from tritile.core.settings import current_mode, invariantly, is_batch_invariant_torch, rules
+from tritile.core.settings import current_mode, invariantly, is_batch_invariant, rules
 from tritile.core.threads import once
 from tritile.core.torch_private import constant_in_graphs
 from tritile.core.triton_private import INTERPRETING
@@ -169,7 +169,7 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) ->
 
     Products that it has torch make are torch's own, also where others are made here.
     """
-    with invariantly() if is_batch_invariant_torch() else nullcontext():
+    with invariantly() if is_batch_invariant() else nullcontext():
         return _eager(op, tensors, out, options, key)
 
 
