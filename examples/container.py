@@ -33,7 +33,7 @@ def python(*arguments: str, **environment: str) -> None:
 
 def main(folder: str) -> None:
     command = ["-m", "tritile", "compile", f"8x{N}x{K}", "--layout", "NT"]
-    # On a GPU for any number of rows: 160 kernels, where one is enough to show how.
+    # On a GPU for any number of rows, which compiles every kernel of the class; elsewhere one shows how.
     command += ["--any-rows"] if ON_GPU else ["--target", TARGET]
     python(*command, TRITON_CACHE_DIR=folder)
     python(

@@ -68,7 +68,7 @@ def main() -> None:
     if restored := tritile.nn.restore(model):
         print(f"{restored} layers are torch's again")
     else:
-        print("no layer was exchanged: at these sizes tritile is not known to be faster, as the table says")
+        print("no layer was converted: the table has the reasons")
 
 
 if __name__ == "__main__":

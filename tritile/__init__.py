@@ -19,6 +19,7 @@ Errors          TritileError, the base of every error in errors, which also hold
 
 import os
 import sys
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -140,8 +141,15 @@ def __dir__() -> list[str]:
 
 if "torch" in sys.modules:  # whose programs may name operators of torch.ops.tritile and nothing else of this
     import_module("tritile.ops")
-if os.environ.get("TRITILE_BATCH_INVARIANT") == "torch":  # of the whole process
+_invariant = os.environ.get("TRITILE_BATCH_INVARIANT", "")
+if _invariant == "torch":  # of the whole process
     import_module("tritile.invariant.overrides").install_for_process()
+elif _invariant not in ("", "0", "1"):  # tritile's own calls raise; those of torch cannot
+    warnings.warn(
+        f"TRITILE_BATCH_INVARIANT is {_invariant!r}: expected 1, 0 or torch. torch's products are torch's",
+        import_module("tritile.errors").SettingWarning,
+        stacklevel=2,
+    )
 if os.environ.get("TRITILE_ADOPT") or os.environ.get("TRITILE_ADOPT_FILE"):
     # Before anybody imports Triton's autotuner, or at once.
     import_module("tritile.tuner.startup.sitecustomize")

@@ -76,7 +76,7 @@ class StoreWarning(UserWarning):
 
 
 class SettingWarning(UserWarning):
-    """Issued when an environment variable has an invalid value, which is ignored."""
+    """Issued on import when a variable for logs, adoption or batch invariance has an invalid value."""
 
 
 class UntunedWarning(UserWarning):

@@ -1,4 +1,4 @@
-"""Make the tables of docs/benchmarks.md about the suites whose sizes nobody chose.
+"""Make the tables of docs/benchmark_details.md about the suites whose sizes nobody chose.
 
 The lines of a suite are results/<gpu>/<suite>.jsonl. A table says which GPUs have no lines yet.
 """

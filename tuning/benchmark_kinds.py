@@ -1,4 +1,4 @@
-"""Sort the committed lines into the kinds of problem that docs/benchmarks.md and README.md show."""
+"""Sort the committed lines into the kinds of problem that the pages of benchmarks and README.md show."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md, docs/index.md, three pictures, and the figures of README.md.
+"""Write the pages of benchmarks, docs/index.md, three pictures, and the figures of README.md.
 
 Run `python tuning/figures.py` when lines, shipped tables or records of GPU tests change; tests compare them
 all. The pages' text, and which lines their tables show, are in pages/, as templates of jinja.
@@ -31,8 +31,9 @@ from tritile.tune.calibrate import draw as roof
 from tritile.tuner.store.trials import Store
 from unseen import environ, nothing_remembered
 
-PAGE: Final = HERE.parent / "docs" / "benchmarks.md"
-INDEX: Final = HERE.parent / "docs" / "index.md"
+DOCS: Final = HERE.parent / "docs"
+PAGES: Final = "benchmarks.md", "benchmark_details.md"
+INDEX: Final = DOCS / "index.md"
 README: Final = HERE.parent / "README.md"
 TEMPLATES: Final = HERE / "pages"
 STORES: Final = sorted((HERE / "trials").glob(f"{DEVICE.slug}*.sqlite3.gz"))
@@ -121,11 +122,11 @@ def index() -> str:
     return environment(cases).get_template("index.md").render(speedup=speedup, output=output)
 
 
-def page(results: Path = HERE / "results", stores: Iterable[Path] = STORES) -> str:
-    """Return docs/benchmarks.md."""
+def page(name: str, results: Path = HERE / "results", stores: Iterable[Path] = STORES) -> str:
+    """Return one of `PAGES`."""
     lines = stored([RESULTS], print)
     cases = [kinds.told(line) for line in of_cases(lines)]
-    return environment(cases).get_template("benchmarks.md").render(
+    return environment(cases).get_template(name).render(
         drawn=drawn, kinds=kinds, roof=roof, results=results, lines=lines, cases=cases,
         table=table, measured_on=measured_on, median=statistics.median,
         answers=README_ROWS,
@@ -165,7 +166,8 @@ def ratios() -> str:
 
 def main() -> None:
     """Write the pages and the pictures."""
-    PAGE.write_text(page())
+    for name in PAGES:
+        (DOCS / name).write_text(page(name))
     INDEX.write_text(index())
     README.write_text(readme())
     plots.PICTURE.write_text(plots.picture())

@@ -2,17 +2,17 @@
 
 `python tuning/figures.py` writes both pictures. tuning/pictures/odd_sizes.svg has square products of odd
 sizes on an H200. tflops_vs_size.svg has two panels for each GPU: square products above, and drawn products
-below, where a dot is a product and a line joins the medians of each octave.
+below, where a dot is a product and a line joins the medians of each octave. It stays readable in the column
+of a telephone.
 """
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from statistics import geometric_mean, median
-from typing import Final
+from typing import Any, Final
 
 import altair as alt
 import vl_convert
@@ -22,6 +22,7 @@ import benchmark_kinds as kinds
 from benchmark_kinds import HERE
 from benchmark_results import of_cases, stored
 from benchmark_tables import Line, read
+from report import DARK_STYLE
 
 PICTURE: Final = HERE / "pictures" / "tflops_vs_size.svg"
 ODD: Final = HERE / "pictures" / "odd_sizes.svg"
@@ -31,59 +32,36 @@ TUNED: Final = {
     "odd": "suite == 'ragged' and dtype == 'bfloat16' and layout == 'NN' and m % 2 and n % 2 and k % 2"
     " and most < 1.1 * least",
 }
-DASHED: Final = {"aligned": "", "ragged": " dashed", "odd": " dashed"}
+_KINDS: Final = {"aligned": "aligned", "odd": "odd or ragged", "ragged": "odd or ragged"}  # in the legend
 FEWEST: Final = 3  # products of an octave whose median is drawn
-WIDTH: Final = 840
-_HIGH: Final = 230
-_SPACE: Final = 118  # pixels right of a panel, for labels
-_GAP: Final = 16  # pixels between the baselines of two labels, at least
-_LONGEST: Final = 90  # pixels of a label of an odd size
-_STYLE: Final = """
-text { font: 13px "Helvetica Neue", Helvetica, Arial, "Liberation Sans", sans-serif; fill: #16202b }
-.title { font-size: 15px; font-weight: bold } .axis { font-size: 12px; fill: #4b5866 }
-.label { font-weight: bold }
-.paper { fill: #ffffff } .grid { stroke: #e3e7ec } .base { stroke: #4b5866 }
-.line { fill: none; stroke-width: 2 } .line.tritile { stroke-width: 4 } .dashed { stroke-dasharray: 7 5 }
-.dots { fill: none; stroke-width: 3.2; stroke-linecap: round; opacity: 0.28 } .mark { stroke: #ffffff }
-path.tritile { stroke: #0072b2 } path.torch { stroke: #d55e00 }
-.mark.tritile, text.tritile { fill: #0072b2 } .mark.torch, text.torch { fill: #b54c00 }
-@media (prefers-color-scheme: dark) { svg { filter: invert(0.93) hue-rotate(180deg) } }"""
+_NOTES: Final = (
+    "bfloat16; size is the geometric mean of M, N and K. Aligned:",
+    "N and K are multiples of 8; ragged: not. Odd: all three are.",
+    "Square sizes are row-major; half of the random ones have B",
+    "transposed. A dot is a product; a line joins the medians of",
+    "octaves. tritile's tables have the fastest configs of most",
+    "square sizes, and of no random one.",
+)
+_INK, _MUTED, _GRID = "#16202b", "#4b5866", "#e3e7ec"
+# At 358 pixels, what a telephone 390 wide leaves beside the margins, letters of 18 are 11 or 12 pixels high.
+_FONT_SIZE: Final = 18
+_TEXT: Final = {"labelColor": _INK, "labelFontSize": _FONT_SIZE, "titleColor": _MUTED,
+    "titleFontSize": _FONT_SIZE, "titleFontWeight": "normal"}  # fmt: skip
+_CONFIG: Final[dict[str, Any]] = {
+    "aria": False,
+    "padding": {"left": 8, "right": 24, "top": 8, "bottom": 8},  # readers' fonts may be wider
+    "background": "white",
+    "font": "sans-serif",
+    "view": {"stroke": None},
+    "axis": _TEXT | {"gridColor": _GRID, "domainColor": _MUTED, "tickColor": _MUTED},
+    "axisY": {"minExtent": 46},  # panels lie below each other
+    "header": {"labelColor": _INK, "labelFontSize": _FONT_SIZE, "title": None},
+    "legend": _TEXT | {"orient": "top", "symbolSize": 200, "columnPadding": 20},
+    "title": {"color": _INK, "fontSize": _FONT_SIZE, "anchor": "start"},
+}
 
-Point = tuple[float, float]  # a size and TFLOP/s, or a place in pixels
-
-
-@dataclass(frozen=True)
-class Series:
-    """One library on one kind of size: the points that a line joins, and dots without one."""
-
-    who: str
-    kind: str
-    line: Sequence[Point]
-    dots: Sequence[Point] = ()
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Where a panel lies in the picture, and what its axes span: TFLOP/s on a log scale, if `is_log`."""
-
-    left: float
-    top: float
-    width: float
-    height: float
-    sizes: Point
-    rates: Point
-    is_log: bool
-
-    def at(self, point: Point) -> Point:
-        """Return the pixels of a size and a rate."""
-        (size, rate), (low, high), (least, most) = point, self.sizes, self.rates
-        across = math.log(size / low) / math.log(high / low)
-        up = (
-            math.log(rate / least) / math.log(most / least)
-            if self.is_log
-            else (rate - least) / (most - least)
-        )
-        return self.left + self.width * across, self.top + self.height * (1 - up)
+Point = tuple[float, float]  # a size and TFLOP/s
+Row = dict[str, Any]
 
 
 def rates(line: Line) -> dict[str, Point]:
@@ -92,22 +70,29 @@ def rates(line: Line) -> dict[str, Point]:
     return {"tritile": (size, line["tflops"]), "torch": (size, line["tflops"] / line["ratio_torch"])}
 
 
-def tuned(cases: list[Line]) -> Iterator[Series]:
-    """Yield the series of tuned square products."""
+def rows_of(points: Iterable[Point], who: str, kind: str, mark: str = "line") -> Iterator[Row]:
+    """Yield the rows of one library and one kind of size: what a line joins, or dots."""
+    for size, rate in points:
+        yield {"size": size, "rate": rate, "by": who, "kind": _KINDS[kind], "mark": mark}
+
+
+def tuned(cases: list[Line]) -> Iterator[Row]:
+    """Yield the rows of tuned square products."""
     for kind, condition in TUNED.items():
         found = [rates(line) for line in kinds.picked(cases, condition)]
-        for who in ("tritile", "torch"):
-            yield Series(who, kind, sorted(point[who] for point in found))
+        for who in _COLORS:
+            yield from rows_of(sorted(point[who] for point in found), who, kind)
 
 
-def untuned(lines: Iterable[Line]) -> Iterator[Series]:
-    """Yield the series of drawn products."""
+def untuned(lines: Iterable[Line]) -> Iterator[Row]:
+    """Yield the rows of drawn products."""
     products = [line for line in lines if line["op"] == "matmul"]
     for kind in ("aligned", "ragged"):
         found = [rates(line) for line in products if kinds.kind_of(line)[0] == f"drawn, {kind}"]
-        for who in ("tritile", "torch"):
+        for who in _COLORS:
             points = [point[who] for point in found]
-            yield Series(who, kind, list(medians(points)), points)
+            yield from rows_of(points, who, kind, "dot")
+            yield from rows_of(medians(points), who, kind)
 
 
 def medians(points: Iterable[Point]) -> Iterator[Point]:
@@ -120,129 +105,66 @@ def medians(points: Iterable[Point]) -> Iterator[Point]:
             yield median(size for size, _ in found), median(rate for _, rate in found)
 
 
-def labels(ends: Sequence[Point], low: float, high: float, right: float) -> list[Point]:
-    """Return where the labels of lines begin, by the lines' ends: no two overlap, all lie within the bounds.
-
-    Lines that end near the right side have their labels in a column there, others below their ends.
-    """
-    found = [(x, min(y + 22, high)) for x, y in ends]
-    column = sorted((y, i) for i, (x, y) in enumerate(ends) if x > right - _LONGEST)
-    below = low
-    for y, i in column:
-        found[i] = right + 6, max(y + 4, below)
-        below = found[i][1] + _GAP
-    above = high
-    for _, i in reversed(column):
-        found[i] = right + 6, min(found[i][1], above)
-        above = found[i][1] - _GAP
-    return found
-
-
-def _text(kind: str, at: Point, words: str, anchor: str = "start") -> str:
-    place = f'x="{at[0]:.1f}" y="{at[1]:.1f}" text-anchor="{anchor}"'
-    return f'<text class="{kind}" {place}>{escape(words)}</text>\n'
-
-
-def _path(kind: str, points: Iterable[Point], between: str = "L", end: str = "") -> str:
-    steps = between.join(f"{x:.1f} {y:.1f}{end}" for x, y in points)
-    return f'<path class="{kind}" d="M{steps}"/>\n'
-
-
-def _axes(panel: Panel) -> Iterator[str]:
-    (low, high), (least, most) = panel.sizes, panel.rates
-    right, bottom = panel.left + panel.width, panel.top + panel.height
-    ticks = [10.0**i for i in range(-1, 5)] if panel.is_log else [200.0 * i for i in range(100)]
-    for rate in (each for each in ticks if least <= each <= most):
-        _, y = panel.at((low, rate))
-        yield _path("base" if rate == least else "grid", [(panel.left, y), (right, y)])
-        yield _text("axis", (panel.left - 6, y + 4), f"{rate:g}", "end")
-    for power in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1):
-        x, _ = panel.at((2.0**power, least))
-        yield _path("base", [(x, bottom), (x, bottom + 4)])
-        if panel.width > 400 or power % 2 == 0:
-            yield _text("axis", (x, bottom + 18), f"{2**power}", "middle")
-
-
-def _series(panel: Panel, all_series: Sequence[Series]) -> Iterator[str]:
-    for one in all_series:
-        if one.dots:
-            yield _path(f"dots {one.who}", map(panel.at, one.dots), "M", "h0")
-    for one in all_series:
-        yield _path(f"line {one.who}{DASHED[one.kind]}", map(panel.at, one.line))
-        for x, y in map(panel.at, one.line):
-            yield (
-                f'<circle class="mark tritile" cx="{x:.1f}" cy="{y:.1f}" r="5.5"/>\n'
-                if one.who == "tritile"
-                else (
-                    f'<rect class="mark torch" x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7"/>\n'
-                )
-            )
-    ends = [panel.at(one.line[-1]) for one in all_series]
-    places = labels(ends, panel.top, panel.top + panel.height, panel.left + panel.width)
-    for one, at in zip(all_series, places, strict=True):
-        yield _text(f"label {one.who}", at, f"{one.who}, {one.kind}")
-
-
-def _range(all_series: Iterable[Series], axis: int) -> Point:
-    values = [point[axis] for one in all_series for point in (*one.line, *one.dots)]
-    return min(values), max(values)
-
-
-def _panel(panel: Panel, title: str, all_series: Sequence[Series]) -> str:
-    words = "TFLOP/s, log scale" if panel.is_log else "TFLOP/s"
-    return (
-        _text("title", (panel.left - 40, panel.top - 32), title)
-        + _text("axis", (panel.left - 40, panel.top - 12), words)
-        + "".join(_axes(panel))
-        + "".join(_series(panel, all_series))
-    )
-
-
 def _gpu(lines: Sequence[Line]) -> str:
     name: str = lines[0]["env"]["gpu"]
     return name.split()[1]
 
 
-def _row(top: float, panels: Sequence[tuple[str, Sequence[Series]]], title: str, *, is_log: bool) -> str:
-    """Return a panel for each GPU, with the same axes."""
-    everything = [one for _, all_series in panels for one in all_series]
-    (low, high), (least, most) = _range(everything, 0), _range(everything, 1)
-    bounds = (10.0 ** math.floor(math.log10(least)), max(1000, most * 1.05)) if is_log else (0, most * 1.05)
-    wide, body = WIDTH / len(panels), ""
-    for i, (gpu, all_series) in enumerate(panels):
-        box = i * wide + 46, top, wide - 46 - _SPACE, _HIGH
-        panel = Panel(*box, (low * 0.9, high * 1.1), bounds, is_log=is_log)
-        count = sum(len(one.dots) for one in all_series if one.who == "tritile")
-        body += _panel(panel, title.format(gpu=gpu, count=count), all_series)
-    return body
+def _panels(rows: list[Row], title: str, sizes: Point, y: alt.Y) -> alt.FacetChart:
+    """Return a panel for each GPU, with the same axes: one of `sizes` and `y`."""
+    order = [*_COLORS]
+    by = alt.Legend(title=None, symbolStrokeWidth=0, symbolOpacity=1)
+    color = alt.Color("by:N", legend=by, scale=alt.Scale(domain=order, range=[*_COLORS.values()]))
+    shape = alt.Shape("by:N", legend=by, scale=alt.Scale(domain=order, range=["circle", "square"]))
+    area = alt.Size("by:N", legend=None, scale=alt.Scale(domain=order, range=[90, 45]))
+    width = alt.StrokeWidth("by:N", legend=None, scale=alt.Scale(domain=order, range=[4, 2]))
+    dashes = alt.Scale(domain=["aligned", "odd or ragged"], range=[[1, 0], [7, 5]])
+    dash = alt.StrokeDash("kind:N", legend=alt.Legend(title=None, symbolStrokeWidth=3), scale=dashes)
+    axis = alt.Axis(values=[256, 1024, 4096, 16384], format="d", grid=False, labelOverlap=False)
+    scale = alt.Scale(type="log", base=2, nice=False, padding=10, domain=[*sizes])
+    base = alt.Chart().encode(x=alt.X("size:Q", scale=scale, title=None, axis=axis), y=y, color=color)
+    joined = base.transform_filter("datum.mark === 'line'")
+    layers = alt.layer(
+        base.transform_filter("datum.mark === 'dot'").mark_tick(size=2.2, thickness=2.2, opacity=0.3),
+        joined.mark_line().encode(strokeWidth=width, strokeDash=dash),
+        joined.mark_point(filled=True, opacity=1).encode(shape=shape, size=area),
+        data=alt.InlineData(rows),
+    ).properties(width=215, height=190)
+    panels = [*dict.fromkeys(row["panel"] for row in rows)]
+    return layers.facet(column=alt.Column("panel:N", sort=panels), spacing=44).properties(title=title)
 
 
 def picture(results: Path = HERE / "results") -> str:
-    """Return the whole picture as SVG, with a light and a dark scheme."""
-    squares, draws = [], []
+    """Return TFLOP/s by size on each GPU as SVG, with a light and a dark scheme."""
+    squares: list[Row] = []
+    draws: list[Row] = []
     for folder in sorted(results.iterdir(), reverse=True):
         cases = [kinds.told(line) for line in of_cases(stored([folder], print))]
-        if found := [*tuned(cases)]:
-            squares.append((_gpu(cases), found))
-        if lines := [x for found in drawn.draws(read(folder / "unseen.jsonl")).values() for x in found]:
-            draws.append((_gpu(lines), [*untuned(lines)]))
-    body = _row(60, squares, "Square sizes on the {gpu}", is_log=False)
-    body += _row(60 + _HIGH + 92, draws, "{count} random sizes on the {gpu}", is_log=True)
-    notes = (
-        "bfloat16, by the geometric mean of M, N and K. Aligned: N and K are multiples of 8; ragged: not.",
-        "Square sizes are row-major; half of the random ones have B transposed. Odd: all three are odd.",
-        "A dot is a product, and a line joins the medians of octaves. tritile's tables have the fastest",
-        "configs of most square sizes, and of no random one.",
-    )
-    below = 60 + 2 * _HIGH + 92 + 44
-    body += "".join(_text("axis", (6, below + 18 * i), words) for i, words in enumerate(notes))
-    height = below + 18 * len(notes) - 2
-    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
-    label = "TFLOP/s of tritile and torch by the size of a matrix product"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">\n'
-        f'<style>{_STYLE}</style>\n<rect class="paper" width="{WIDTH}" height="{height}"/>\n{body}</svg>\n'
-    )
+        squares += [row | {"panel": _gpu(cases)} for row in tuned(cases)]
+        lines = [x for found in drawn.draws(read(folder / "unseen.jsonl")).values() for x in found]
+        found = [*untuned(lines)]
+        count = sum(row["mark"] == "dot" for row in found) // len(_COLORS)
+        draws += [row | {"panel": f"{_gpu(lines)}, {count} sizes"} for row in found]
+    linear = alt.Y("rate:Q", title=None)
+    powers = alt.Axis(values=[1, 10, 100, 1000], format="d")
+    log = alt.Y("rate:Q", title=None, scale=alt.Scale(type="log", nice=True), axis=powers)
+    every = [row["size"] for row in squares + draws]
+    sizes = min(every), max(every)
+    chart = alt.vconcat(
+        _panels(squares, "TFLOP/s by size, square", sizes, linear),
+        _panels(draws, "TFLOP/s by size, random (log scale)", sizes, log),
+        spacing=28,
+    ).properties(title=alt.Title([*_NOTES], orient="bottom", offset=16, fontWeight="normal", color=_MUTED))
+    svg = _svg(chart, _CONFIG)
+    end = svg.index(">") + 1
+    return f"{svg[:end]}{DARK_STYLE}{svg[end:]}"
+
+
+def _svg(chart: alt.TopLevelMixin, config: dict[str, Any]) -> str:
+    """Return a chart as SVG, with coordinates in hundredths of a pixel."""
+    svg: str = vl_convert.vegalite_to_svg(json.dumps(chart.to_dict() | {"config": config}, allow_nan=False))
+    svg = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", svg)
+    return svg if svg.endswith("\n") else f"{svg}\n"
 
 
 def odd_sizes() -> str:
@@ -269,6 +191,4 @@ def odd_sizes() -> str:
     numbers = base.mark_text(dy=-10, fontSize=20, fontWeight="bold").encode(text="rate:Q")
     title = alt.Title("TFLOP/s of bf16 products of odd sizes, H200", fontSize=22, anchor="start", offset=16)
     chart = alt.layer(bars, numbers).properties(width=620, height=300, title=title, background="white")
-    spec = chart.configure_view(stroke=None).to_dict()
-    svg: str = vl_convert.vegalite_to_svg(json.dumps(spec, allow_nan=False))
-    return svg if svg.endswith("\n") else f"{svg}\n"
+    return _svg(chart, {"view": {"stroke": None}})

@@ -66,7 +66,7 @@ td:nth-child(-n+3), th:nth-child(-n+3) {{ text-align: right }}
 </style>"""
 
 # Lightness is reversed, and hues stay, where a reader asks for a dark scheme.
-_DARK_STYLE: Final = (
+DARK_STYLE: Final = (
     "<style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.93) hue-rotate(180deg) } }</style>"
 )
 
@@ -217,7 +217,7 @@ def page(rows: list[Row], gpu: str, env: str) -> str:
         )
     name = html.escape(f"tritile on {gpu}")
     script, body, rest = rest.rpartition("<body>")
-    style = f"<title>{name}</title>{_STYLE}{_DARK_STYLE}"
+    style = f"<title>{name}</title>{_STYLE}{DARK_STYLE}"
     chart, end, rest = rest.rpartition("</body>")
     top = f"<h1>{name}</h1><p>{html.escape(env)}</p><p>{_LEGEND}</p>"
     return f"{head}{style}{script}{body}{top}{chart}{_slowest(rows)}{end}{rest}"
@@ -230,7 +230,7 @@ def picture(rows: list[Row]) -> str:
     spec = speedups(rows).to_dict() | {"padding": padding, "config": config}
     svg: str = vl_convert.vegalite_to_svg(json.dumps(spec, allow_nan=False))
     end = svg.index(">") + 1
-    return f"{svg[:end]}{_DARK_STYLE}{svg[end:]}"
+    return f"{svg[:end]}{DARK_STYLE}{svg[end:]}"
 
 
 def _gpu_of(target: str | None, results: list[Result]) -> str:

@@ -201,8 +201,14 @@ def test_words_of_pictures_lie_apart(visit, tmp_path, sizes):
     assert unreadable(visit(path), 800) == []
 
 
-def test_words_of_rates_apart(visit):
-    assert unreadable(visit(ROOT / "tuning" / "pictures" / "tflops_vs_size.svg"), 840) == []
+@pytest.mark.parametrize("width", [358, 570])  # a telephone's, less the margins of a page, and its own
+def test_words_of_rates_readable(visit, tmp_path, width):
+    picture = (ROOT / "tuning" / "pictures" / "tflops_vs_size.svg").read_text()
+    style = f"<style>body {{ margin: 0 }} svg {{ width: {width}px; height: auto }}</style>"
+    (tmp_path / "rates.html").write_text(f'<!doctype html><meta charset="utf-8">{style}{picture}')
+    shown = visit(tmp_path / "rates.html", width=width)
+    assert unreadable(shown, width) == []
+    assert min(bottom - top for _, _, top, _, bottom in shown.evaluate(BOXES, "text")) > 10
 
 
 @pytest.mark.parametrize("name", ["tiling", "speedups", "tflops_vs_size"])
@@ -232,7 +238,7 @@ def test_pages_fit_screens(browser, site, width):
     context = browser.new_context(viewport={"width": width, "height": 900})
     shown, wrong = context.new_page(), {}
     pages = [path for path in site.rglob("*.html") if site / "files" not in path.parents]
-    assert site / "api" / "choice.html" in pages
+    assert {site / "api" / "choice.html", site / "examples" / "tour.html"} <= {*pages}
     for path in pages:
         shown.goto(path.as_uri(), wait_until="domcontentloaded")
         found = shown.evaluate(CLIPPED)
@@ -241,3 +247,21 @@ def test_pages_fit_screens(browser, site, width):
         wrong |= {path.name: found} if found else {}
     context.close()
     assert wrong == {}
+
+
+def test_search_and_notebook_without_network(browser, site):
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    shown, asked = context.new_page(), []
+    shown.on("request", lambda request: asked.append(request.url))
+    shown.goto((site / "guides" / "model.html").as_uri())
+    shown.click(".md-search__input")
+    shown.keyboard.type("quantize")
+    shown.wait_for_selector(".md-search-result__link")
+    found = shown.eval_on_selector_all(".md-search-result__link", "all => all.map(each => each.href)")
+    assert (site / "api" / "quantized_weights.html").as_uri() in found
+    shown.goto((site / "examples" / "tour.html").as_uri())
+    assert shown.locator(".jp-RenderedSVG").count() == 1
+    shown.click("text=The ladder >> nth=-1")
+    assert shown.url.split("#")[0] == (site / "ladder.html").as_uri()
+    context.close()
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []

@@ -519,3 +519,18 @@ def test_command_ends_with_a_status(reference, outcome, tmp_path, monkeypatch):
 )
 def test_command_names_what_is_no_kernel(kernel, why):
     assert why in refused("check", kernel, "5", "--make", "math:sqrt")
+
+
+def test_arguments_by_name_reach_what_prunes():
+    """As a call does: in order, so that a pruner finds them among its named arguments."""
+    seen = []
+
+    def prune(configs, named_args, **others):
+        seen.append(named_args["n"])
+        return configs
+
+    kernel = decorated(prune_configs_by={"early_config_prune": prune})
+    tritile.check(
+        kernel, 8, make=lambda n: dict(zip(("x", "out", "n"), arguments(n), strict=True)), grid=(1,)
+    )
+    assert seen

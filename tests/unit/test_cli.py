@@ -859,3 +859,35 @@ def test_make_tune_without_gpu(monkeypatch, capsys):
     assert autotune.demonstrate() == 0
     assert ran[-1] == ("tune", "--suite", "quick", "--target", "h200")
     assert "`tritile doctor`" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_plan_says_what_runs():
+    """For a GPU that is not here; what the tables say is for other tests."""
+    done = run("plan", "512x8191x4097", "--layout", "NT", "--target", "h100")
+    assert all(words in done.stdout for words in ("512x8191x4097 NT", "NVIDIA H100", "config  ", "source  "))
+    listed = json.loads(run("plan", "64x64x64", "48x48x48", "--target", "h200", "--json").stdout)
+    assert [each["problem"].split()[0] for each in listed["problems"]] == ["64x64x64", "48x48x48"]
+    assert {"config", "source", "us", "other_us", "why"} <= listed["problems"][0].keys()
+
+
+def test_doctor_knows_the_variables():
+    """It names one that is misspelt; what the code reads it knows."""
+    root = Path(cli.__file__).parents[1]
+    read = {
+        name for path in root.rglob("*.py") for name in re.findall(r"TRITILE_[A-Z_\d]+\b", path.read_text())
+    }
+    assert read - {"TRITILE_"} <= findings.VARIABLES
+    found = findings._variables({"TRITILE_CACHE_DR": "/x", "TRITILE_BATCH_INVARIANT": "torch"})
+    assert [each.good for each in found] == [True, False, True]
+    assert "did you mean 'TRITILE_CACHE_DIR'" in found[1].found
+
+
+def test_run_refuses_what_it_cannot_mean(monkeypatch):
+    assert "no such option --kernal (did you mean '--kernels'?)" in refused("run", "--kernal", "x", "python")
+    assert "did you mean 'cached'" in refused("run", "--mode", "cashed", "python")
+    monkeypatch.setenv("TRITILE_BATCH_INVARIANT", "torhc")
+    assert "did you mean 'torch'" in refused("run", "python")
+
+
+def test_help_is_a_command():
+    assert run("help").stdout == run("--help").stdout

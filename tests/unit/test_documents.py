@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import os
+import pkgutil
 import re
 import runpy
 import shlex
@@ -26,6 +27,7 @@ from tritile.choose import gpu_tables, predictor, table
 from tritile.choose.classes import MEASURED
 from tritile.core.problem import MatmulProblem
 from tritile.lab import warm
+from tritile.lab.tune import tune
 from tritile.tuner.store import tables as kernel_table
 
 ROOT = Path(tritile.__file__).parents[1]
@@ -233,6 +235,78 @@ def test_reference_pages_complete():
     assert all(f"\n::: tritile.{name}" in text for name in ("lab.tune.tune\n", "nn."))
     index = PAGES["api.md"].read_text()
     assert {name for name in tritile.__all__ if f"`{name}`" not in index} <= elsewhere - {"tune"}
+
+
+ENTRIES = {  # of the API pages: what a reader sees as its name, and where the source has it
+    (name, heading or path): path
+    for name in PAGES
+    if name.startswith("api/")
+    for path, heading in re.findall(
+        r"^::: (\S+)$(?:\n    options:\n      heading: (\S+)$)?", PAGES[name].read_text(), re.MULTILINE
+    )
+}
+
+
+def annotated(found):
+    """Return the words in the annotations of a function, or of a class's fields, properties and methods."""
+    members = [found, *vars(found).values()] if isinstance(found, type) else [found]
+    functions = [getattr(one, "fget", getattr(one, "__func__", one)) for one in members]
+    annotations = [one for each in functions for one in getattr(each, "__annotations__", {}).values()]
+    return {word for one in annotations for word in re.findall(r"\w+", str(one))}
+
+
+def reached(entries):
+    """Return the types among entries that exported names take or return, or that such a type leads to."""
+    types = {shown: pkgutil.resolve_name(path) for (_, shown), path in entries.items() if "." not in shown}
+    exported = [getattr(tritile, name) for name in tritile.__all__]
+    exported += [getattr(tritile.nn, name) for name in tritile.nn.__all__]
+    words = set().union(*map(annotated, (*exported, tune, tritile.batch_invariant.report)))
+    found = set()
+    while new := (words & types.keys()) - found:
+        found |= new
+        words |= set().union(*(annotated(types[name]) for name in new))
+    return found
+
+
+def private(entries):
+    """Return what entries show that is neither exported nor a type that exported names take or return."""
+    wrong, types = [], reached(entries)
+    for (page, shown), path in entries.items():
+        found = pkgutil.resolve_name(path)
+        first, *rest = shown.removeprefix("tritile.").split(".")
+        if shown.startswith("tritile."):
+            known = tritile.nn.__all__ if first == "nn" else tritile.__all__
+            exported = (rest[0] if first == "nn" and rest else first) in known
+            is_public = exported and pkgutil.resolve_name(shown.replace(".", ":", 1)) in (found, tritile.tune)
+        else:
+            is_public = shown in types and isinstance(found, type) and found.__name__ == shown
+        module = getattr(found, "__module__", None) or found.__name__
+        if not is_public or not module.startswith("tritile") or "._" in path:
+            wrong.append((page, shown))
+    return wrong
+
+
+def test_api_pages_show_public_names():
+    assert private(ENTRIES) == []
+    config = (ROOT / "mkdocs.yml").read_text()
+    assert 'filters: ["!^_"]' in config
+    listed = re.findall(r"members: \[(.*)\]", "".join(PAGES[name].read_text() for name, _ in ENTRIES))
+    assert not [name for names in listed for name in names.split(", ") if name.startswith("_")]
+
+
+@pytest.mark.parametrize(
+    ("shown", "path"),
+    [
+        ("tritile.core.problem.MatmulProblem", "tritile.core.problem.MatmulProblem"),  # no path to rely on
+        ("Family", "tritile.families.family.Family"),  # nothing exported returns it
+        ("Tensor", "torch.Tensor"),
+        ("did_you_mean", "tritile.errors.did_you_mean"),
+        ("tritile.import_module", "tritile.import_module"),
+        ("tritile.plan", "tritile.explain"),
+    ],
+)
+def test_api_pages_private_names_fail(shown, path):
+    assert private(ENTRIES | {("api/choice.md", shown): path}) == [("api/choice.md", shown)]
 
 
 def test_ladder_page_committed_ratios():

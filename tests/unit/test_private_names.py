@@ -47,7 +47,7 @@ THEIRS = (
 LIKE_PRIVATE = {"device_caches", "n_regs", "n_spills"}  # what Triton's kernels hold, and none of ours
 # What nothing can do without, and what cannot be deleted: from a class in C, from a namespace of operators.
 NEEDED = {"matmul": set(), "decorated": {"triton.runtime.autotuner.Autotuner", "triton.backends.backends"}}
-STAYING = {"torch.Tensor._is_view", "torch.ops.aten._unsafe_view.default"}
+STAYING = {"torch.Tensor._is_view", "torch.Tensor._is_zerotensor", "torch.ops.aten._unsafe_view.default"}
 IN_KERNELS = {"_reinterpret"}  # what Gluon's memory calls `reinterpret` from Triton 3.9 on
 
 

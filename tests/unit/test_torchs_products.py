@@ -706,6 +706,14 @@ def test_of_a_process_and_those_it_starts(how):
     assert done.stdout.splitlines() == ["['CUDA'] True", "tritile batch invariant"], done.stderr
 
 
+@pytest.mark.parametrize(("value", "warns"), [("torhc", True), ("1", False), ("", False)])
+def test_a_wrong_variable_is_told_on_import(value, warns):
+    """A program that calls torch alone would not notice."""
+    env = os.environ | {"TRITILE_BATCH_INVARIANT": value}
+    done = subprocess.run([sys.executable, "-c", "import tritile"], env=env, capture_output=True, text=True)
+    assert ("SettingWarning: TRITILE_BATCH_INVARIANT is 'torhc'" in done.stderr) == warns
+
+
 # What was not invariant
 
 

@@ -201,6 +201,7 @@ def test_readme_and_commands_from_wheel(installed, packages, tmp_path):
         ("compile", "8x8x8", "--dtype", "int8", *H200): (0, "1 kernel of 1 problem"),
         ("doctor",): (0, "torch computed the product on the CPU"),
         ("explain", "64x64x64", *H200): (0, "BLOCK_M"),
+        ("plan", "64x64x64", *H200): (0, "predicted"),
         ("merge", store, *H200): (0, "2 trials added"),
         ("show", *H200): (0, "BLOCK_N=32"),
         ("pull", *H200): (2, "set TRITILE_SHARED"),

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tritile.cli import bench, check, compile, doctor, explain, fleet, remembered, run, tune  # noqa: F401
+from tritile.cli import bench, check, compile, doctor, explain, fleet, plan, remembered, run, tune  # noqa: F401
 from tritile.cli.shared import app
 from tritile.core.distribution import __version__
 
@@ -37,7 +37,7 @@ def _print_warning(message: Warning | str, category: type[Warning], *rest: Any) 
 def main(app: typer.Typer = app) -> None:
     """Run a command line, by default tritile's; a warning is one line on standard error.
 
-    Where nobody reads the output any more, as behind `| head`, end with status 1 and no message.
+    If the reader closes the pipe, as `| head` does, end with status 1 and no message.
     """
     try:
         with warnings.catch_warnings():

@@ -25,7 +25,7 @@ from tritile.core import settings
 from tritile.core.distribution import __version__
 from tritile.core.triton_private import INTERPRETING
 from tritile.core.versions import OLDEST_TRITON, parsed, untested
-from tritile.errors import TritileError, brief
+from tritile.errors import TritileError, brief, did_you_mean
 from tritile.lab.environment import environment
 from tritile.tuner.store.trials import store_of
 
@@ -41,6 +41,11 @@ class Finding(NamedTuple):
 
 # Of the environment: what changes how tritile, Triton or CUDA behave. Passwords in URLs are not shown.
 _VARIABLES: Final = re.compile(r"(TRITILE|TRITON|CUDA|NVIDIA|HIP|ROCR)_\w+|CC|LD_LIBRARY_PATH")
+_ENDS: Final = """
+ADOPT ADOPT_BUCKETS ADOPT_EFFORT ADOPT_FILE ADOPT_MODE ADOPT_REPORT ADOPT_TABLE BACKENDS BATCH_INVARIANT
+BROWSER CACHE_DIR COMMIT FP32 LOG MODE SEED SHARED SPREAD_MEMORY TABLE TUNE_BUDGET
+"""
+VARIABLES: Final = frozenset(f"TRITILE_{end}" for end in _ENDS.split())  # that are read
 _PASSWORD: Final = re.compile(
     r"(?<=://)[^/@\s]+@|(?<=[?&])(\w*(key|token|secret|sig)\w*)=[^&\s]+", re.IGNORECASE
 )
@@ -115,7 +120,15 @@ def _variables(environ: Mapping[str, str]) -> list[Finding]:
         f"{name}={_PASSWORD.sub(lambda found: f'{found[1]}=***' if found[1] else '***@', environ[name])}"
         for name in own
     ]
-    return [Finding("variables", "\n".join(shown) or "none")]
+    found = [Finding("variables", "\n".join(shown) or "none")]
+    for name in own:
+        if name.startswith("TRITILE_") and name not in VARIABLES:
+            what = f"{name} is no variable of tritile{did_you_mean(name, VARIABLES)}"
+            found.append(Finding("variables", what, False, "correct its name, or unset it"))
+    if environ.get("TRITILE_BATCH_INVARIANT") == "torch":
+        advice = "others need `tritile run --batch-invariant COMMAND`"
+        found.append(Finding("batch invariance", "of processes that import tritile", True, advice))
+    return found
 
 
 def _settings() -> list[Finding]:

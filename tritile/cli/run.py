@@ -11,8 +11,8 @@ import typer
 import tritile
 from tritile.cli import shared
 from tritile.cli.shared import app
-from tritile.core.settings import EFFORTS, MODES
-from tritile.errors import InvalidValueError
+from tritile.core.settings import EFFORTS, MODES, is_batch_invariant
+from tritile.errors import InvalidValueError, did_you_mean
 from tritile.tuner.adoption_options import of_environment
 
 _SITE = Path(tritile.__file__).parent / "tuner" / "startup"
@@ -40,6 +40,7 @@ def environment(adopting: dict[str, str], before: dict[str, str]) -> dict[str, s
     ),
 )
 def run(
+    context: typer.Context,
     command: Annotated[list[str] | None, typer.Argument(help="The command and its arguments.")] = None,
     kernels: Annotated[
         str, typer.Option(help="Patterns of kernels' names, with commas. Default: all, or those of --file.")
@@ -91,6 +92,8 @@ def run(
     }  # fmt: skip
     if print_env and command:
         raise InvalidValueError(f"--print-env runs nothing: leave out {shlex.join(command)}")
+    if not batch_invariant:
+        is_batch_invariant()  # raises for a wrong variable, which no process of the command would tell
     shared.import_from_here()  # functions of buckets
     sets = environment(adopting, dict(os.environ))
     if print_env:
@@ -100,6 +103,9 @@ def run(
     if not command:
         raise InvalidValueError("there is no command: expected tritile run COMMAND, or --print-env")
     program = shutil.which(command[0])
+    if program is None and command[0].startswith("-"):
+        options = (each for parameter in context.command.params for each in parameter.opts)
+        raise InvalidValueError(f"no such option {command[0]}{did_you_mean(command[0], options)}")
     if program is None:
         raise InvalidValueError(f"command {command[0]!r} is not found")
     os.execve(program, command, os.environ | sets)

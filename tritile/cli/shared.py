@@ -136,6 +136,9 @@ class _Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
+        if cmd_name == "help" and not ctx.resilient_parsing:
+            print(ctx.get_help())
+            sys.exit()
         if command is None and not ctx.resilient_parsing:  # as a shell completes
             raise unknown("no command", cmd_name, self.commands)
         if command is not None:  # else the list of commands cuts its first sentence short

@@ -43,9 +43,9 @@ def tune(
     calibrate: Annotated[
         list[str] | None,
         typer.Option(
-            help="Measure the configs of a class of problems, such as bf16_nn or permute_4, or of all, at "
-            "drawn sizes. May be repeated. Calls of any size then run the config predicted to be fastest. "
-            "`tritile doctor` lists the classes."
+            help="Measure the configs of a class of problems at drawn sizes; calls of any size then run the "
+            "config predicted to be fastest. One that `tritile show --target h200` lists, or all. May be "
+            "repeated."
         ),
     ] = None,
     sizes: Annotated[int, typer.Option(min=8, help="With --calibrate: how many sizes.")] = 200,

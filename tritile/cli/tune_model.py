@@ -26,7 +26,7 @@ def _seconds(step: Callable[[], Any]) -> float:
 
 
 def tune_model(name: str, as_json: bool = False) -> None:
-    """Measure the linear layers that a step calls, and time the step with the faster ones exchanged."""
+    """Measure the linear layers that a step calls, and time the step with the faster ones converted."""
     gpu_here()
     step = shared.function_named("--model", name)
     called: dict[torch.nn.Module, None] = {}
@@ -41,7 +41,7 @@ def tune_model(name: str, as_json: bool = False) -> None:
             conversion = convert(layers, forward=step)
         exchanged = [layers.get_submodule(each) for each in conversion.exchanged]
         times: dict[bool, list[float]] = {False: [], True: []}
-        step()  # compiles what the exchanged layers launch
+        step()  # compiles what the converted layers launch
         for number in range(ROUNDS):
             for side in (number % 2 == 0, number % 2 == 1):
                 for layer in exchanged:

@@ -152,7 +152,7 @@ def tune_elsewhere(problems: list[Tiled], device: Device, as_json: bool) -> None
             try:
                 plan = pick.plan_for(problem, device, "cached", uses_aten())
             except UnsupportedError as error:
-                shared.say(f"{problem.label}: {error}")
+                shared.say(str(error))
                 continue
             assert plan is not None  # only mode "tune" returns None
             planned.append(plan)
@@ -163,8 +163,10 @@ def tune_elsewhere(problems: list[Tiled], device: Device, as_json: bool) -> None
                 us = f"{plan.us:.1f} us" if plan.us else "no estimate"
                 name, config = ("tritile", "") if by_torch else ("torch", f", {plan.config}")
                 other = f", {name} {plan.other_us:.1f} us" if plan.other_us else ""
-                origin = plan.why if by_torch or plan.source in _MEASURED else "predicted"
+                origin = plan.why if by_torch or plan.source in _MEASURED else plan.source
                 console.print(f"{problem.label}: {us}{other}{config} ({origin})")
+    if not planned:
+        raise UnsupportedError(f"{device.name} runs none of these problems")
     if as_json:
         listed = [
             {"problem": plan.problem.label, "us": plan.us, "other_us": plan.other_us, "source": plan.source}

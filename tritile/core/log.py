@@ -1,6 +1,6 @@
 """Log what is planned, compiled and measured, by Python's `logging`; nothing of it is on the warm path.
 
-`TRITILE_LOG`, a level's name, is read as the package is imported. It sets the level of the logger "tritile",
+`TRITILE_LOG`, a level's name, is read as this module is imported. It sets the level of the logger "tritile",
 which then writes to stderr, unless the program has set up handlers of its own.
 """
 

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import itertools
 import re
 import subprocess
 import warnings
@@ -309,7 +310,7 @@ def check(
 
     A missing mask goes unnoticed if sizes are multiples of the tile: use `make` to check other sizes.
 
-    With `device=` nothing runs: every config is compiled for that GPU, which need not be in this machine, in
+    With `device=` nothing runs: every config is compiled for that GPU, which need not be installed, in
     parallel processes and into Triton's cache (TRITON_CACHE_DIR). The result lists the registers, spills and
     shared memory of each config, and why one does not compile or fit. Answers are not checked, so neither
     `grid` nor a reference is needed, and tensors may be in host memory or on the meta device.
@@ -360,8 +361,11 @@ def check(
     labels: list[str] = []
     compared: dict[str, None] = {}
     for arguments, sizes in calls:
-        by_name = dict(arguments) if isinstance(arguments, Mapping) else {}
-        in_order = () if by_name else tuple(arguments)
+        by_name, in_order = {}, tuple(arguments)
+        if isinstance(arguments, Mapping):  # in order as far as they go: what prunes reads those by name
+            by_name = dict(arguments)
+            leading = [*itertools.takewhile(by_name.__contains__, kernel.arg_names)]
+            in_order = tuple(by_name.pop(name) for name in leading)
         named = {"warmup": False, "grid": grid} | kwargs | by_name
         if is_bare:
             options = {name: named.pop(name) for name in _LAUNCH if name in named}

@@ -1,7 +1,7 @@
 """`tritile.explain`: what a call costs with a config, what bounds its time, and how other configs compare.
 
-Bytes and times are computed. The kernel is compiled for the GPU, which need not be in this machine, but it is
-not launched.
+Bytes and times are computed. The kernel is compiled for the GPU, which need not be installed, but it is not
+launched.
 """
 
 import math
@@ -84,8 +84,8 @@ class Cost:
 
     Attributes:
         config: the config.
-        predicted_us: microseconds as the call's plan predicts them; for a config outside of its class, by
-            the model.
+        predicted_us: microseconds, by the predictor for configs that were swept in the problem's class; by
+            the model for any other config, and where no predictor covers the problem.
         measured_us: measured microseconds; None if the config was not tuned on this GPU and its table does
             not have it.
         tiled: bytes that the tiles' loads (`read`) and stores (`written`) request from global memory. For a
@@ -194,13 +194,13 @@ class Explanation(Tabular, Cost):
 
     @property
     def _by_torch(self) -> str:
-        us, measured = self.call.us, self.call.source in ("exact", "table")
+        us, measured = self.call.us, self.call.source in ("exact", "pinned", "table")
         time = self.call.why if us is None else f"{us_text(us)} {'measured' if measured else 'predicted'}"
         below = "the requested config" if self.source == "requested" else "the fastest of tritile's"
         return f"runs torch's kernel here: {time}; below is {below}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as a dictionary for JSON, in bytes and microseconds."""
+        """Return all fields as a dictionary for JSON, in bytes and microseconds."""
         configs = [asdict(each) | {"config": each.config.to_dict()} for each in self.alternatives]
         found: dict[str, Any] = asdict(self) | {"config": self.config.to_dict(), "alternatives": configs}
         found |= {"problem": problem_to_dict(self.problem), "device": self.device.name}
@@ -369,7 +369,7 @@ def explain(
 
         print(tritile.explain(tritile.matmul, a, b, config="tile BLOCK_M=64"))
 
-    The kernel is compiled for the GPU, which need not be in this machine, and nothing is launched. Times are
+    The kernel is compiled for the GPU, which need not be installed, and nothing is launched. Times are
     predicted. Measured ones come from `tritile.tune`, from `tritile tune`, or from the table of the GPU.
 
     Args:
@@ -445,7 +445,9 @@ def explain(
     legal = (t for t in trials(problem, gpu) if t.works and illegal(t.config, problem, gpu) is None)
     measured = {trial.config: trial.time for trial in legal}
     tabled = (each.find(problem) for each in gpu_tables.shipped(gpu) if each.device["name"] == gpu.name)
-    if chosen.us is not None and (chosen.source == "exact" or (chosen.source == "table" and any(tabled))):
+    if chosen.us is not None and (
+        chosen.source in ("exact", "pinned") or (chosen.source == "table" and any(tabled))
+    ):
         measured.setdefault(chosen.config, chosen.us)  # a table of another GPU says nothing about this one
     name = class_of(problem)
     found = gpu_tables.predictor(name, gpu)

@@ -1,4 +1,4 @@
-"""`tritile.nn.convert` and `restore`: exchange a model's linear layers, in place, and undo it."""
+"""`tritile.nn.convert` and `restore`: convert a model's linear layers, in place, and undo it."""
 
 import contextlib
 import re
@@ -43,21 +43,21 @@ _BITS: Final[dict[WeightKind, WeightBits]] = {"int8": 8, "int4": 4}
 
 @dataclass(frozen=True)
 class ConversionRow:
-    """What became of a group of similar layers, at one number of rows.
+    """The outcome for a group of similar layers, at one number of rows.
 
     Attributes:
-        layers: name of the layer in the model; of several with * for numbers, or their names if these are
-            numbers only.
+        layers: the layer's name in the model. Several layers share one name with * in place of numbers, or
+            are listed if their names are only numbers.
         features: K and N.
-        count: how many layers these are.
+        count: the number of layers in the group.
         rows: rows of the input; None if no call was seen or nothing was compared.
-        dtype: dtype of the input; "" likewise, and under autocast.
+        dtype: dtype of the input; "" if `rows` is None, or under autocast.
         training: True if gradients are computed.
-        exchanged: True if the layers were exchanged.
+        exchanged: True if the layers were converted.
         by: which backend multiplies at this number of rows, "tritile" or "torch".
         ratio: torch's time divided by tritile's, in training including the products of the gradients; None if
             unknown.
-        source: "measured", "predicted", or "" without a ratio.
+        source: where `ratio` comes from: "measured", "predicted", or "" if it is None.
         why: why torch multiplies; "" if tritile does.
     """
 
@@ -81,10 +81,10 @@ class Conversion(Tabular):
     Attributes:
         kind: the argument of `convert`.
         device: name of the GPU that backends were compared for; "" if nothing was compared.
-        exchanged: names of the layers that were exchanged.
-        layers: how many linear layers there are.
+        exchanged: names of the layers that were converted.
+        layers: the number of linear layers in the model.
         rows: a `ConversionRow` for each group of similar layers and number of rows.
-        note: whether this was decided for training or for inference, why, and how to decide for the other; ""
+        note: whether the comparison was for training or for inference, why, and how to get the other one; ""
             if nothing was compared.
     """
 
@@ -145,11 +145,11 @@ def recorded(model: torch.nn.Module) -> Iterator[dict[torch.nn.Module, Counter[L
 
 
 def _also_read_by(model: torch.nn.Module, kind: WeightKind) -> dict[int, str]:
-    """Return, by the id of a layer that must stay as it is, what else reads its weight."""
+    """Return why layers must stay as they are, by their ids: something else reads their weights."""
     reasons: dict[int, str] = {}
     owners: dict[int, dict[str, torch.nn.Module]] = {}
     for name, module in model.named_modules():
-        # PEFT's adapters merge weights.
+        # PEFT's adapters merge their weights into the layer's.
         if any(child == "base_layer" or child.startswith("lora_") for child, _ in module.named_children()):
             inner = (layer for layer in module.modules() if layer is not module)
             reasons |= dict.fromkeys(map(id, inner), "it is inside an adapter")
@@ -219,7 +219,7 @@ def _target(model: torch.nn.Module, device: Any) -> tuple[Device, int | None]:
 
 
 def _note(model: torch.nn.Module, rows: Iterable[ConversionRow], by_forward: bool) -> str:
-    """Return what was decided for, why, and how to decide for the other; "" if no call was compared."""
+    """Return whether calls were compared for training or for inference, and why; "" if none was compared."""
     passes = {row.training for row in rows if row.rows is not None}
     if not passes:
         return ""
@@ -240,7 +240,7 @@ def _note(model: torch.nn.Module, rows: Iterable[ConversionRow], by_forward: boo
 
 
 def _quantize(layer: Any, kind: WeightKind, group_size: GroupSize, zero_points: bool) -> str:
-    """Turn a layer into a `QuantizedLinear`, in place, with its hooks; return why not, "" on success."""
+    """Make a layer a `QuantizedLinear`, in place, with its hooks; return why not, "" on success."""
     try:
         new = QuantizedLinear.from_linear(
             layer, bits=_BITS[kind], group_size=group_size, zero_points=zero_points
@@ -303,19 +303,20 @@ def convert(
     zero_points: bool = False,
     precision: FP32 | None = None,
 ) -> Conversion:
-    """Exchange a model's linear layers, in place, for layers that multiply with tritile where it is faster.
+    """Replace a model's linear layers, in place, with layers that multiply with tritile where it is faster.
 
         print(tritile.nn.convert(model, rows=(1, 2048)))
         print(tritile.nn.convert(model, forward=lambda: model(tokens)))
 
-    Layers are `torch.nn.Linear`, and `Conv1D` of transformers. With kind "linear", a layer is exchanged if,
+    Layers are `torch.nn.Linear`, and `Conv1D` of transformers. With kind "linear", a layer is converted if,
     for at least one of the numbers of rows, tritile's own kernel is planned and is faster than torch's by
-    more than predictions err. In mode "tune" both are measured instead. The layer stays the same object but
-    becomes an instance of a subclass, so that its parameters (also shared ones), hooks, names, state dict,
-    dtype and training flag stay. At each call it runs the backend that is predicted to be faster for that
-    call's rows, so an exchanged layer may still run torch at other numbers of rows. Under autocast, and for
-    tensors that are not on a GPU, it is torch's own; under torch.compile it is `tritile.linear` for any rows.
-    `restore` undoes the exchange.
+    more than the typical error of predictions. In mode "tune" both are measured instead. The layer stays the
+    same object but becomes an instance of a subclass, so that its parameters (also shared ones), hooks,
+    names, state dict, dtype and training flag stay. At each call it runs the backend that is predicted to be
+    faster for that call's rows, so a converted layer may still run torch at other numbers of rows. Under
+    autocast, and for tensors that are not on a GPU, it is torch's own; under torch.compile it is
+    `tritile.linear` for any rows.
+    `restore` undoes the conversion.
 
     With "int8" and "int4", a `torch.nn.Linear` becomes a `QuantizedLinear`, whose weight is a buffer that is
     not trained. Recreate optimizers that hold such weights.
@@ -329,24 +330,24 @@ def convert(
             inference. The table's last line says which it was.
         forward: for "linear", instead of rows: a function without arguments that calls the model once. From
             that run come each layer's rows and dtypes, and whether gradients are recorded.
-        always: for "linear", instead of both: exchange every layer that fits, and multiply with tritile at
+        always: for "linear", instead of both: convert every layer that can be, and multiply with tritile at
             every call. For batch-invariant models and sharded layers.
         device: GPU to decide for, as in `tritile.plan`; then nothing is measured. Default: the GPU of the
             model's parameters, or the current one.
         filter: function of a layer's name and the layer. Layers for which it returns False are left alone.
         group_size: for "int8" and "int4", how many columns share a scale: 32, 64 or 128.
         zero_points: for "int8" and "int4", True gives each group a zero point.
-        precision: for "linear", how tritile multiplies float32 in exchanged layers: "fp16x3", of
+        precision: for "linear", how tritile multiplies float32 in converted layers: "fp16x3", of
             `tritile.matmul`; None is as `tritile.mode(fp32=...)` says, by default as torch is set. Calls that
             torch multiplies are as torch is set.
 
     Left as they are: other subclasses of `torch.nn.Linear`, layers inside LoRA adapters, layers whose weight
     is computed from other parameters (parametrizations, weight norm), and layers whose forward was replaced.
     Layers to be quantized also stay if another module holds their weight, such as a head that shares it with
-    an embedding. Layers that were exchanged before are decided anew.
+    an embedding. Layers that were converted before are compared again.
 
     Returns:
-        A `Conversion`, which prints as a table of what was exchanged and why.
+        A `Conversion`, which prints as a table of what was converted and why.
 
     Raises:
         InvalidValueError: an argument does not fit, or there is no GPU to decide for. Nothing is changed.
@@ -413,7 +414,7 @@ def convert(
 
 
 def restore(model: torch.nn.Module) -> int:
-    """Undo `convert` of kind "linear", in place, and return how many layers are torch's own again.
+    """Undo `convert` of kind "linear", in place, and return the number of layers that were restored.
 
     Quantized layers stay, because their original weights are gone.
 

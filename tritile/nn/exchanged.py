@@ -1,6 +1,6 @@
 """The layers that `tritile.nn.convert` makes: torch's own, where each call runs the faster backend.
 
-An exchanged layer is the same object with another class, so its parameters, hooks, names and state dict stay.
+A converted layer is the same object with another class, so its parameters, hooks, names and state dict stay.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ from tritile.ops.request import planned
 from tritile.tuner.store.trial import TORCH
 from tritile.tuner.store.trials import store_of
 
-# What tritile has to gain at the products of a training step: autograd calls its operators through Python,
-# which costs the host so many microseconds more (24 layers of ViT on an H200).
+# Microseconds that tritile's products must save in a training step: autograd calls its operators through
+# Python, which costs the host about as much (24 layers of ViT on an H200).
 TRAINING_US: Final = 500.0
 _NOISE: Final = 1.02  # ratios vary by this factor from run to run
-_MODELS: Final = 1.25  # the model's picks may be slower than predicted: require a larger ratio
+_MODELS: Final = 1.25  # the waves' picks may be slower than predicted: require a larger ratio
 # The least ratio of torch's plain fp32 to fp16x3 that was measured on Hopper, at sizes that fp16x3 suits.
 PARTS_AHEAD: Final = 2.0
 
@@ -62,7 +62,7 @@ class LayerCall(NamedTuple):
 def _problems(call: LayerCall, weight: torch.Tensor, bias: torch.Tensor | None) -> Iterator[MatmulProblem]:
     """Yield the product of a call, then those of its gradients.
 
-    Raise TritileError if tritile does not compute one of them.
+    Raises TritileError if tritile does not compute one of them.
     """
     (n, k), named = weight.shape, {"precision": call.precision}
     x, grad = (torch.empty(call.rows, size, dtype=call.dtype, device="meta") for size in (k, n))
@@ -84,7 +84,7 @@ class Comparison(NamedTuple):
 
     - `ratio`: torch's time over that of tritile's kernel; None if either is unknown.
     - `wins`: True if tritile is faster by more than the noise, or the error of a prediction.
-    - `source`: "measured", "predicted", or "" without a ratio.
+    - `source`: where `ratio` comes from: "measured", "predicted", or "" if it is None.
     - `torch_us`: microseconds that torch takes; None if unknown.
     - `why`: why torch multiplies, "" if tritile wins.
     - `by_torch`: True if the plan of tritile's operation is torch's kernel.
@@ -99,7 +99,7 @@ class Comparison(NamedTuple):
 
 
 def _planned(problem: MatmulProblem, device: Device, index: int | None) -> pick.Plan:
-    """The plan with torch's kernel as a candidate; mode "tune" measures on GPU `index`."""
+    """Return the plan with torch's kernel as a candidate; mode "tune" measures on GPU `index`."""
     tunes = current_mode() == "tune"
     if index is not None and not (tunes and class_of(problem) is None):
         return planned(problem, index, True)
@@ -119,7 +119,7 @@ def _compared(problem: MatmulProblem, device: Device, index: int | None) -> Comp
     unknown = Comparison(why=f"torch's time at this size is unknown on {device.name}")
     timed = gpu_tables.is_calibrated(device) or store_of(device).best(TORCH, problem) is not None
     if not timed and current_mode() != "tune":
-        return unknown  # without a predictor a plan would rank whole spaces
+        return unknown  # without a predictor a plan would rank every legal config
     plan = _planned(problem, device, index)
     us, other = plan.us, plan.other_us
     measured = plan.source in ("exact", "table", "pinned")
@@ -148,9 +148,9 @@ def compare(
 ) -> Comparison:
     """Compare tritile with torch at a call of a layer, with the products of its gradients.
 
-    `weight` is (N, K). The ratio is the mean over the products, which take as many operations each. One
-    without a ratio counts as 1, and so does one that tritile plans by torch's kernel. In mode "tune" they are
-    measured on GPU `index` first, unless a graph is being captured.
+    `weight` is (N, K). The ratio is the mean over the products, all of which take the same number of
+    operations. One without a ratio counts as 1, and so does one for which torch's kernel is planned. In mode
+    "tune" they are measured on GPU `index` first, unless a graph is being captured.
 
     Raises TritileError if tritile does not compute such a call.
     """
@@ -161,7 +161,7 @@ def compare(
     if len(products) == 1 or not timed:
         return products[0]
     ratios = [1.0 if one.ratio is None or one.by_torch else one.ratio for one in products]
-    # A predicted win that is not sure counts as none.
+    # A predicted win within the error of predictions counts as a tie.
     sure = [ratio if one.wins else min(ratio, 1.0) for ratio, one in zip(ratios, products, strict=True)]
     source = "predicted" if any(one.source == "predicted" for one in timed) else "measured"
     us, why, ratio = None, "", sum(ratios) / len(ratios)
@@ -182,11 +182,11 @@ _WINS: Final[dict[tuple[Any, ...], bool]] = new_memo()
 def by_tritile(
     x: Any, weight: torch.Tensor, bias: torch.Tensor | None, precision: FP32 | None = None
 ) -> bool:
-    """True if tritile multiplies in this call of a layer: cached, or decided now.
+    """True if tritile multiplies in this call of a layer. The answer is cached.
 
-    It is always tritile under torch.compile, where plans decide, and in batch-invariant calls on a GPU; torch
-    for anything but plain tensors on a GPU, and under autocast, because torch caches the weights that it
-    casts.
+    Always True in batch-invariant calls on a GPU, and for plain tensors under torch.compile, where plans
+    decide. Otherwise False for anything but plain tensors on a GPU, and under autocast, because torch caches
+    the weights that it casts.
     """
     if is_dynamo_compiling():
         return type(x) in PLAIN and type(weight) in PLAIN
@@ -284,7 +284,7 @@ _CONV1D: Final = ("transformers.pytorch_utils", "Conv1D")
 
 
 def __getattr__(name: str) -> type:
-    """Make the classes of exchanged Conv1D layers, which need transformers, at the first access.
+    """Make the classes of converted Conv1D layers, which need transformers, at the first access.
 
     Unpickling such a layer is one.
     """
@@ -302,28 +302,28 @@ def is_conv1d(layer: Any) -> bool:
 
 
 def weight_of(layer: Any) -> torch.Tensor:
-    """The weight of a linear layer as an (N, K) matrix."""
+    """Return the weight of a linear layer as an (N, K) matrix."""
     weight: torch.Tensor = layer.weight
     return weight.t() if is_conv1d(layer) else weight
 
 
 def is_exchanged(layer: torch.nn.Module) -> bool:
-    """True if a layer was exchanged, and its class was not changed since."""
+    """True if a layer was converted, and its class was not changed since."""
     cls = type(layer)
     return cls in (ConvertedLinear, AlwaysLinear) or (cls.__module__ == __name__ and is_conv1d(layer))
 
 
 def is_linear(layer: torch.nn.Module) -> bool:
-    """True for a layer that can be exchanged, or that was."""
+    """True for a layer that can be converted, or that was."""
     return type(layer) is torch.nn.Linear or is_exchanged(layer) or is_conv1d(layer)
 
 
 def assign(
     layer: torch.nn.Module, exchanged: bool, always: bool = False, precision: FP32 | None = None
 ) -> None:
-    """Give a layer the class of an exchanged one, or its original class. Nothing else about it changes.
+    """Give a layer the class of a converted one, or its original class. Nothing else about it changes.
 
-    An exchanged layer with a precision of float32 has that as its attribute `fp32`.
+    A converted layer with a precision of float32 has that as its attribute `fp32`.
     """
     if is_exchanged(layer):
         vars(layer).pop("fp32", None)

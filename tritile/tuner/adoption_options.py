@@ -21,7 +21,8 @@ def adoption_of(
     """Return the adoption for arguments of `adopt`. Raises InvalidValueError like `adopt`."""
     for name, value, words in (("mode", mode, MODES), ("effort", effort, EFFORTS)):
         if value is not None and value not in words:
-            raise InvalidValueError(f"{name} is {value!r}: expected one of {', '.join(words)}, or None")
+            hint = did_you_mean(value, words)
+            raise InvalidValueError(f"{name} is {value!r}{hint}: expected one of {', '.join(words)}, or None")
     bucket, reference = bucket or {}, reference or {}
     is_bucket = isinstance(bucket, Mapping) and all(
         isinstance(own, Mapping) and all(map(callable, own.values())) for own in bucket.values()

@@ -432,7 +432,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         sync.note_kernel(call.device, call.source, call.problem, choice, call.configs, self.space)
         log(
             "plan", logging.INFO, problem=call.problem.label, config=str(name),
-            source=plan.source, device=call.device.name, seconds=perf_counter() - since,
+            source=self._named(plan, call).source, device=call.device.name, seconds=perf_counter() - since,
         )  # fmt: skip
         return plan
 
@@ -621,7 +621,10 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         """
         arguments.check_arguments(self.fn, self.space or self._configs, args, kwargs)
         call = self.call(args, kwargs, device)
-        plan = self._unmeasured(call, self.mode or requested_mode() or "cached")
+        return self._named(self._unmeasured(call, self.mode or requested_mode() or "cached"), call)
+
+    def _named(self, plan: KernelPlan, call: Any) -> KernelPlan:
+        """Return a plan with the source that users see: in the interpreter nothing is predicted."""
         interpreted = self.interpreted and call.device == HOST and plan.source == "model"
         return replace(plan, source="interpreter") if interpreted else plan
 

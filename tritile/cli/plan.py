@@ -1,0 +1,38 @@
+"""tritile plan: what calls would run on a GPU, and why."""
+
+from tritile.cli import shared
+from tritile.cli.shared import app, console
+
+
+@app.command(
+    epilog=shared.examples(
+        "tritile plan 512x8191x4097 --layout NT --target h100",
+        "tritile plan 4096x4096x4096 1x4096x4096 --dtype float16",
+        "tritile plan 8192x8192 --op transpose --target h200 --json",
+    )
+)
+def plan(
+    shapes: shared.Shapes = None,
+    op: shared.Op = "matmul",
+    dtype: shared.Dtype = "bfloat16",
+    layout: shared.Layout = "NN",
+    target: shared.Target = None,
+    as_json: shared.Json = False,
+) -> None:
+    """Print what a call runs, tritile's kernel or torch's, where that comes from, and the time of both.
+
+    It is for the --target, else for the GPU here, else for an H200. Nothing is compiled or launched.
+    """
+    import tritile
+
+    device = shared.device_of(target, otherwise="h200")
+    problems = shared.problems_of(shared.cases_of(shapes, None, op, dtype, layout), device)
+    plans = [tritile.plan(problem, device=device) for problem in problems]
+    if not as_json:
+        return console.print("\n\n".join(map(str, plans)), soft_wrap=True)
+    listed = [
+        {"problem": each.problem.label, "config": each.config.to_dict(), "source": each.source, "us": each.us}
+        | {"other_us": each.other_us, "why": each.why}
+        for each in plans
+    ]
+    shared.print_json({"gpu": device.name, "problems": listed})
