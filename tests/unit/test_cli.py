@@ -62,7 +62,7 @@ print(json.dumps(found))
 
 
 def test_help_is_light_with_examples():
-    told = {("--help",): "explain", ("-h",): "merge", ("--version",): "tritile 0.1"}
+    told = {("--help",): "explain", ("-h",): "merge", ("--version",): "tritile 0.2"}
     told |= {(name, "--help"): f"tritile {name}" for name in commands()}
     how = {"capture_output": True, "text": True, "check": True}
     how["env"] = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

@@ -90,7 +90,7 @@ def wheel(source, sdist, tmp_path_factory):  # after the source distribution: a 
 @pytest.fixture(scope="module")
 def metadata(wheel):
     with zipfile.ZipFile(wheel) as files:
-        return Metadata.from_email(files.read("tritile-0.1.0.dist-info/METADATA"), validate=True)
+        return Metadata.from_email(files.read("tritile-0.2.0.dist-info/METADATA"), validate=True)
 
 
 @pytest.fixture(scope="module")
@@ -145,13 +145,13 @@ def files_of(folder):
 
 
 def test_wheel_is_small_and_alone(source, wheel):
-    assert wheel.name == "tritile-0.1.0-py3-none-any.whl"
+    assert wheel.name == "tritile-0.2.0-py3-none-any.whl"
     assert wheel.stat().st_size < MOST_BYTES
     shipped = {f"tritile/{name}" for name in files_of(source / "tritile")}
     assert {f"tritile/suites/{path.name}" for path in SHIPPED.glob("*.toml")} < shipped
     about = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt")
     with zipfile.ZipFile(wheel) as files:
-        assert {*files.namelist()} == shipped | {f"tritile-0.1.0.dist-info/{name}" for name in about}
+        assert {*files.namelist()} == shipped | {f"tritile-0.2.0.dist-info/{name}" for name in about}
 
 
 def test_sdist_wheel_is_the_same(source, sdist, wheel, tmp_path):
@@ -160,7 +160,7 @@ def test_sdist_wheel_is_the_same(source, sdist, wheel, tmp_path):
     assert {"CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "pyproject.toml"} < names
     again = build_wheel(sdist, tmp_path)
     with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as other:  # RECORD has a digest of each file
-        first, second = (sorted(each.read("tritile-0.1.0.dist-info/RECORD").split()) for each in (one, other))
+        first, second = (sorted(each.read("tritile-0.2.0.dist-info/RECORD").split()) for each in (one, other))
     assert first == second
 
 
