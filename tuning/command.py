@@ -13,7 +13,11 @@ __all__ = ["app_of", "run"]
 
 
 class Command(TyperCommand):
-    """A command whose errors of tritile's, or of files, are one line and an exit status."""
+    """A command whose errors of usage, of tritile's or of files are one line and an exit status."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with shared.one_line_errors():
+            return super().parse_args(ctx, args)
 
     def main(self, *args: Any, **words: Any) -> Any:
         with shared.one_line_errors():
