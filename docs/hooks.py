@@ -87,5 +87,8 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
     html = re.sub(r'<script src="https?://[^"]*">\s*</script>', "", html)
     html = re.sub(r'href="(?!\w+:|#)([^"]+)"', inside, html)
+    html = html.replace(
+        "No description has been provided for this image", "What the code above draws"
+    )
     name = posixpath.basename(here)  # which the plugin puts next to the page
     return f'<p><a href="{name}" download>Download this notebook</a></p>\n{html}'

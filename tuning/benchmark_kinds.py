@@ -30,7 +30,7 @@ ANSWERS_HEAD = "problems | GPU | is tritile faster? | how many: | by time: | mea
 EVEN = 0.05  # a ratio by time within this of 1 counts as equal
 INVARIANT_HEAD = "products in bf16 | problems: | by time: | geometric mean: | under 1: | worst: | at"
 LARGE_HEAD = "GPU | MxNxK | layout | cuBLAS: | a call: | tritile's own kernel:"
-LOSSES_HEAD = f"GPU | instead | {HEAD}"
+LOSSES_HEAD = f"GPU | do instead | {HEAD}"
 Kind = tuple[str, str, str]  # suite, dtype and layout, as a row names them
 Case = tuple[Kind, Pair]  # its row, and both times
 
@@ -280,4 +280,5 @@ def losses(results: Path) -> Iterator[Cells]:
             ratios = by_time(found), mean(found)
             if min(ratios) < 1:
                 count, _, _, *rest = spread(found)
-                yield folder.name, advice(kind), *kind, count, *(f"{each:.3f}" for each in ratios), *rest
+                gpu = folder.name.split("-")[1].upper()
+                yield gpu, advice(kind), *kind, count, *(f"{each:.3f}" for each in ratios), *rest

@@ -56,7 +56,13 @@ _CONFIG: Final[dict[str, Any]] = {
     "axis": _TEXT | {"gridColor": _GRID, "domainColor": _MUTED, "tickColor": _MUTED},
     "axisY": {"minExtent": 46},  # panels lie below each other
     "header": {"labelColor": _INK, "labelFontSize": _FONT_SIZE, "title": None},
-    "legend": _TEXT | {"orient": "top", "symbolSize": 200, "columnPadding": 20},
+    "legend": _TEXT
+    | {
+        "orient": "top",
+        "symbolSize": 200,
+        "columnPadding": 20,
+        "layout": {"top": {"anchor": "start", "direction": "horizontal", "margin": 28}},
+    },
     "title": {"color": _INK, "fontSize": _FONT_SIZE, "anchor": "start"},
 }
 
@@ -135,7 +141,7 @@ def _panels(rows: list[Row], title: str, sizes: Point, y: alt.Y) -> alt.FacetCha
 
 
 def picture(results: Path = HERE / "results") -> str:
-    """Return TFLOP/s by size on each GPU as SVG, with a light and a dark scheme."""
+    """Return TFLOP/s by size on each GPU as SVG."""
     squares: list[Row] = []
     draws: list[Row] = []
     for folder in sorted(results.iterdir(), reverse=True):
@@ -155,26 +161,32 @@ def picture(results: Path = HERE / "results") -> str:
         _panels(draws, "TFLOP/s by size, random (log scale)", sizes, log),
         spacing=28,
     ).properties(title=alt.Title([*_NOTES], orient="bottom", offset=16, fontWeight="normal", color=_MUTED))
-    svg = _svg(chart, _CONFIG)
-    end = svg.index(">") + 1
-    return f"{svg[:end]}{DARK_STYLE}{svg[end:]}"
+    return _svg(chart, _CONFIG)
 
 
 def _svg(chart: alt.TopLevelMixin, config: dict[str, Any]) -> str:
-    """Return a chart as SVG, with coordinates in hundredths of a pixel."""
+    """Return a chart as SVG, with a light and a dark scheme, and coordinates in hundredths of a pixel."""
     svg: str = vl_convert.vegalite_to_svg(json.dumps(chart.to_dict() | {"config": config}, allow_nan=False))
     svg = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", svg)
+    end = svg.index(">") + 1
+    svg = f"{svg[:end]}{DARK_STYLE}{svg[end:]}"
     return svg if svg.endswith("\n") else f"{svg}\n"
+
+
+def _cube(line: Line) -> str:
+    """Return the size of a nearly square product as a power: of the extent in the middle, which is odd."""
+    extents = sorted(line[extent] for extent in kinds.EXTENTS)
+    about = "" if extents[0] == extents[-1] else "\u2248"
+    return f"{about}{extents[1]}\u00b3"
 
 
 def odd_sizes() -> str:
     """Return a chart of bars as SVG: square products with odd M, N and K on an H200, by either side."""
-    lines = of_cases(stored([kinds.RESULTS], print))
-    found = [rates(line) for line in kinds.picked([kinds.told(line) for line in lines], TUNED["odd"])]
+    lines = [kinds.told(line) for line in of_cases(stored([kinds.RESULTS], print))]
     rows = [
-        {"size": f"{round(size)}\u00b3", "order": size, "by": who, "rate": round(rate)}
-        for point in found
-        for who, (size, rate) in point.items()
+        {"size": _cube(line), "order": size, "by": who, "rate": round(rate)}
+        for line in kinds.picked(lines, TUNED["odd"])
+        for who, (size, rate) in rates(line).items()
     ]
     order = [row["size"] for row in sorted(rows, key=lambda row: float(str(row["order"])))]
     base = alt.Chart(alt.InlineData(rows)).encode(
@@ -191,4 +203,4 @@ def odd_sizes() -> str:
     numbers = base.mark_text(dy=-10, fontSize=20, fontWeight="bold").encode(text="rate:Q")
     title = alt.Title("TFLOP/s of bf16 products of odd sizes, H200", fontSize=22, anchor="start", offset=16)
     chart = alt.layer(bars, numbers).properties(width=620, height=300, title=title, background="white")
-    return _svg(chart, {"view": {"stroke": None}})
+    return _svg(chart, {"view": {"stroke": None}, "font": "sans-serif"})

@@ -40,12 +40,19 @@ _FONT: Final = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-ser
 _TYPES: Final = ("bfloat16", "float16", "float32", "float64", "complex", "8-bit", "int16 to int64")
 _RATIOS: Final = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5, 8, 12, 20, 50]
 _INK, _MUTED, _LINE, _ACCENT = "#16202b", "#4b5866", "#e3e7ec", "#b3261e"
-_TEXT: Final = {"labelColor": _MUTED, "titleColor": _MUTED, "titleFontWeight": "normal"}
+_TEXT: Final = {
+    "labelColor": _MUTED,
+    "titleColor": _MUTED,
+    "titleFontWeight": "normal",
+    "labelFontSize": 12,
+    "titleFontSize": 12,
+}
 _CONFIG: Final[dict[str, Any]] = {
     "background": "white",
     "view": {"stroke": None},
-    "axis": _TEXT | {"gridColor": _LINE, "domainColor": _LINE, "tickColor": _LINE, "titleFontSize": 12},
-    "legend": _TEXT | {"orient": "bottom", "columns": 7, "columnPadding": 22, "labelFontSize": 12,
+    "text": {"fontSize": 12},
+    "axis": _TEXT | {"gridColor": _LINE, "domainColor": _LINE, "tickColor": _LINE},
+    "legend": _TEXT | {"orient": "bottom", "columns": 7, "columnPadding": 22,
         "layout": {"bottom": {"direction": "vertical", "anchor": "start", "margin": 10}}},
     # The palette of Okabe and Ito, adapted for a contrast of 3:1 or more with the background.
     "range": {"category": ["#0072b2", "#d55e00", "#00845f", "#c2408f", "#967000", "#66727e", "#5b3fb0"]},
@@ -57,12 +64,17 @@ _TIPS: Final = [
 _STYLE: Final = f"""<meta name="viewport" content="width=device-width"><style>
 body {{ font: 14px/1.5 {_FONT}; margin: 16px }}
 body {{ color-scheme: light dark; background: Canvas; color: CanvasText }}
-h1 {{ font-size: 20px }} caption {{ font-weight: bold; text-align: left }}
+h1 {{ font-size: 20px }} h2 {{ font-size: 15px; margin: 24px 0 8px }}
 p {{ margin: 2px 0 }} svg {{ max-width: none }}
 .rows {{ overflow-x: auto }} td, th {{ padding: 1px 12px 1px 0; text-align: left; white-space: nowrap }}
-td:nth-child(-n+3), th:nth-child(-n+3) {{ text-align: right }}
+td:nth-child(-n+3), th:nth-child(-n+3) {{ text-align: right }} td, th {{ vertical-align: top }}
+@media (min-width: 1100px) {{ td:last-child {{ white-space: normal; min-width: 360px }} }}
 .vega-embed, .chart-wrapper {{ display: flex !important; flex-direction: column; overflow-x: auto }}
 .vega-bindings {{ order: -1; padding: 12px 0 }} .vega-bind {{ display: inline-block; margin-right: 14px }}
+@property --fade {{ syntax: "<length>"; inherits: false; initial-value: 0px }}
+@keyframes fade {{ from, 95% {{ --fade: 32px }} to {{ --fade: 0px }} }}
+.rows, .chart-wrapper {{ animation: fade linear both; animation-timeline: scroll(self inline) }}
+.rows, .chart-wrapper {{ mask-image: linear-gradient(to right, black calc(100% - var(--fade)), transparent) }}
 </style>"""
 
 # Lightness is reversed, and hues stay, where a reader asks for a dark scheme.
@@ -189,8 +201,9 @@ def _slowest(rows: list[Row]) -> str:
         fields = "".join(f' data-{field}="{html.escape(row[field])}"' for field in (*FILTERS, "baseline"))
         body += f"<tr{fields}>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
     title = f"Slowest compared with the baseline: {_MOST_LOSSES} at most, of what the filters leave"
-    table = f"<caption>{title}</caption><thead><tr>{names}</tr></thead><tbody>{body}</tbody>"
-    return f'<div class="rows"><table>{table}</table></div><script>{_FILTER}</script>'
+    head_and_body = f"<thead><tr>{names}</tr></thead><tbody>{body}</tbody>"
+    table = f'<div class="rows"><table aria-labelledby="slowest">{head_and_body}</table></div>'
+    return f'<h2 id="slowest">{title}</h2>{table}<script>{_FILTER}</script>'
 
 
 def page(rows: list[Row], gpu: str, env: str) -> str:
@@ -227,7 +240,9 @@ def picture(rows: list[Row]) -> str:
     """Return the chart as SVG, with a light and a dark scheme."""
     padding = {"left": 32, "right": 64, "top": 12, "bottom": 12}  # readers' fonts may be wider
     config = _CONFIG | {"font": "sans-serif", "aria": False}
-    spec = speedups(rows).to_dict() | {"padding": padding, "config": config}
+    config["legend"] = config["legend"] | {"columns": 4}
+    # Narrow enough that words are at least 10 pixels high in the column of a page, 688 wide.
+    spec = speedups(rows).to_dict() | {"padding": padding, "config": config, "width": 470}
     svg: str = vl_convert.vegalite_to_svg(json.dumps(spec, allow_nan=False))
     end = svg.index(">") + 1
     return f"{svg[:end]}{DARK_STYLE}{svg[end:]}"
