@@ -146,7 +146,7 @@ if _invariant == "torch":  # of the whole process
     import_module("tritile.invariant.overrides").install_for_process()
 elif _invariant not in ("", "0", "1"):  # tritile's own calls raise; those of torch cannot
     warnings.warn(
-        f"TRITILE_BATCH_INVARIANT is {_invariant!r}: expected 1, 0 or torch. torch's products are torch's",
+        f"TRITILE_BATCH_INVARIANT is {_invariant!r}: expected 1, 0 or torch; torch's products stay torch's",
         import_module("tritile.errors").SettingWarning,
         stacklevel=2,
     )

@@ -25,6 +25,7 @@ from tritile import cli, errors
 from tritile.choose import aten, gpu_tables, pick, table
 from tritile.cli import findings, shared
 from tritile.cli import tuning as tune_module
+from tritile.core import settings
 from tritile.core.config import Config
 from tritile.core.device import SHORT, target_device
 from tritile.core.distribution import __version__
@@ -876,7 +877,7 @@ def test_doctor_knows_the_variables():
     read = {
         name for path in root.rglob("*.py") for name in re.findall(r"TRITILE_[A-Z_\d]+\b", path.read_text())
     }
-    assert read - {"TRITILE_"} <= findings.VARIABLES
+    assert read - {"TRITILE_"} <= settings.VARIABLES
     found = findings._variables({"TRITILE_CACHE_DR": "/x", "TRITILE_BATCH_INVARIANT": "torch"})
     assert [each.good for each in found] == [True, False, True]
     assert "did you mean 'TRITILE_CACHE_DIR'" in found[1].found
@@ -884,7 +885,7 @@ def test_doctor_knows_the_variables():
 
 def test_run_refuses_what_it_cannot_mean(monkeypatch):
     assert "no such option --kernal (did you mean '--kernels'?)" in refused("run", "--kernal", "x", "python")
-    assert "did you mean 'cached'" in refused("run", "--mode", "cashed", "python")
+    assert "did you mean cached?" in refused("run", "--mode", "cashed", "python")
     monkeypatch.setenv("TRITILE_BATCH_INVARIANT", "torhc")
     assert "did you mean 'torch'" in refused("run", "python")
 

@@ -25,8 +25,9 @@ from tritile.core import settings
 from tritile.core.distribution import __version__
 from tritile.core.triton_private import INTERPRETING
 from tritile.core.versions import OLDEST_TRITON, parsed, untested
-from tritile.errors import TritileError, brief, did_you_mean
+from tritile.errors import TritileError, brief
 from tritile.lab.environment import environment
+from tritile.tuner.adoption_options import of_environment
 from tritile.tuner.store.trials import store_of
 
 
@@ -41,11 +42,6 @@ class Finding(NamedTuple):
 
 # Of the environment: what changes how tritile, Triton or CUDA behave. Passwords in URLs are not shown.
 _VARIABLES: Final = re.compile(r"(TRITILE|TRITON|CUDA|NVIDIA|HIP|ROCR)_\w+|CC|LD_LIBRARY_PATH")
-_ENDS: Final = """
-ADOPT ADOPT_BUCKETS ADOPT_EFFORT ADOPT_FILE ADOPT_MODE ADOPT_REPORT ADOPT_TABLE BACKENDS BATCH_INVARIANT
-BROWSER CACHE_DIR COMMIT FP32 LOG MODE SEED SHARED SPREAD_MEMORY TABLE TUNE_BUDGET
-"""
-VARIABLES: Final = frozenset(f"TRITILE_{end}" for end in _ENDS.split())  # that are read
 _PASSWORD: Final = re.compile(
     r"(?<=://)[^/@\s]+@|(?<=[?&])(\w*(key|token|secret|sig)\w*)=[^&\s]+", re.IGNORECASE
 )
@@ -121,10 +117,8 @@ def _variables(environ: Mapping[str, str]) -> list[Finding]:
         for name in own
     ]
     found = [Finding("variables", "\n".join(shown) or "none")]
-    for name in own:
-        if name.startswith("TRITILE_") and name not in VARIABLES:
-            what = f"{name} is no variable of tritile{did_you_mean(name, VARIABLES)}"
-            found.append(Finding("variables", what, False, "correct its name, or unset it"))
+    for what in settings.unknown_variables(environ):
+        found.append(Finding("variables", what, False, "correct its name, or unset it"))
     if environ.get("TRITILE_BATCH_INVARIANT") == "torch":
         advice = "others need `tritile run --batch-invariant COMMAND`"
         found.append(Finding("batch invariance", "of processes that import tritile", True, advice))
@@ -138,13 +132,19 @@ def _settings() -> list[Finding]:
         settings.is_batch_invariant,
         settings.uses_aten,
         lambda: settings.tune_budget_s(1.0),
+        settings.spread_bytes,
+        lambda: of_environment(os.environ),
         lambda: gpu_tables.pinned(devices.current_gpu() or devices.HOST),
     ):
         try:
             check()
         except TritileError as error:
             found.append(Finding("settings", str(error), False, "set that variable right, or unset it"))
-    return found
+    if (table := os.environ.get("TRITILE_ADOPT_TABLE")) and not Path(table).is_file():
+        found.append(
+            Finding("settings", f"TRITILE_ADOPT_TABLE: there is no file {table}", False, "export one")
+        )
+    return list(dict.fromkeys(found))
 
 
 def _gpu(gpu: devices.Device | None) -> list[Finding]:

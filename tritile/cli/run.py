@@ -11,7 +11,7 @@ import typer
 import tritile
 from tritile.cli import shared
 from tritile.cli.shared import app
-from tritile.core.settings import EFFORTS, MODES, is_batch_invariant
+from tritile.core.settings import EFFORTS, MODES, is_batch_invariant, unknown_variables
 from tritile.errors import InvalidValueError, did_you_mean
 from tritile.tuner.adoption_options import of_environment
 
@@ -95,6 +95,13 @@ def run(
     if not batch_invariant:
         is_batch_invariant()  # raises for a wrong variable, which no process of the command would tell
     shared.import_from_here()  # functions of buckets
+    for name, value, choices in (("--mode", mode, MODES), ("--effort", effort, EFFORTS)):
+        if value and value not in choices:
+            raise shared.unknown(name, value, choices)
+    if table and not Path(table).is_file():
+        raise InvalidValueError(f"--table: there is no file {table}")
+    for text in unknown_variables(os.environ):
+        shared.say(text)
     sets = environment(adopting, dict(os.environ))
     if print_env:
         for name, value in sets.items():

@@ -136,9 +136,6 @@ class _Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
-        if cmd_name == "help" and not ctx.resilient_parsing:
-            print(ctx.get_help())
-            sys.exit()
         if command is None and not ctx.resilient_parsing:  # as a shell completes
             raise unknown("no command", cmd_name, self.commands)
         if command is not None:  # else the list of commands cuts its first sentence short
@@ -146,6 +143,8 @@ class _Commands(TyperGroup):
         return command
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
         if not args:
             return super().parse_args(ctx, args)  # which shows the help
         with nullcontext() if ctx.resilient_parsing else one_line_errors():

@@ -27,6 +27,12 @@ MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 Effort = Literal["quick", "full"]
 EFFORTS: Final[tuple[Effort, ...]] = get_args(Effort)
 T = TypeVar("T")
+# What tritile and its scripts read of the environment, without what all names begin with.
+_VARIABLES: Final = """
+ADOPT ADOPT_BUCKETS ADOPT_EFFORT ADOPT_FILE ADOPT_MODE ADOPT_REPORT ADOPT_TABLE BACKENDS BATCH_INVARIANT
+BROWSER CACHE_DIR COMMIT FP32 LOG MODE SEED SHARED SPREAD_MEMORY TABLE TUNE_BUDGET
+"""
+VARIABLES: Final = frozenset(f"TRITILE_{end}" for end in _VARIABLES.split())
 # The dictionary behind os.environ, by encoded names: read at every call, and twenty times faster.
 _ENVIRON: Final[Mapping[Any, Any]] = os.environ._data  # type: ignore[attr-defined]
 
@@ -184,6 +190,12 @@ class Choosing(contextlib.ContextDecorator):
         if not self._is_used:
             text = f"{self._name}(...) changed nothing: write `with {self._name}(...):` around the calls"
             warnings.warn(text, stacklevel=2)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable whose name begins as tritile's do, and is none of them."""
+    unknown = sorted(name for name in environ if name.startswith("TRITILE_") and name not in VARIABLES)
+    return [f"{name} is no variable of tritile{did_you_mean(name, VARIABLES)}" for name in unknown]
 
 
 def requested_mode() -> Mode | None:

@@ -68,10 +68,14 @@ def of_environment(environ: Mapping[str, str]) -> Adoption:
     kernels = environ.get("TRITILE_ADOPT") or "1"
     if kernels.lower() not in _ALL:
         named["kernels"] = [each.strip() for each in kernels.split(",") if each.strip()]
-    for name, variable in (
-        ("mode", "TRITILE_ADOPT_MODE"), ("effort", "TRITILE_ADOPT_EFFORT"), ("table", "TRITILE_ADOPT_TABLE"),
+    for name, variable, words in (
+        ("mode", "TRITILE_ADOPT_MODE", MODES), ("effort", "TRITILE_ADOPT_EFFORT", EFFORTS),
+        ("table", "TRITILE_ADOPT_TABLE", ()),
     ):  # fmt: skip
         if value := environ.get(variable):
+            if words and value not in words:
+                hint = did_you_mean(value, words)
+                raise InvalidValueError(f"{variable} is {value!r}{hint}: expected one of {', '.join(words)}")
             named[name] = value
     if buckets := environ.get("TRITILE_ADOPT_BUCKETS"):
         named["bucket"] = named.get("bucket", {}) | _buckets(buckets)
