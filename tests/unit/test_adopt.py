@@ -885,7 +885,7 @@ def test_buckets_by_a_variable(made, run, by_environment, bench):
 @pytest.mark.parametrize(
     ("variables", "why"),
     [
-        ({"TRITILE_ADOPT_MODE": "fast"}, "mode is 'fast'"),
+        ({"TRITILE_ADOPT_MODE": "fast"}, "TRITILE_ADOPT_MODE is 'fast'"),
         ({"TRITILE_ADOPT_BUCKETS": "N=next_power_of_2"}, "expected PATTERN:ARGUMENT=FUNCTION"),
         ({"TRITILE_ADOPT_BUCKETS": "*:N=nothing"}, "function 'nothing'"),
         ({"TRITILE_ADOPT_BUCKETS": "*:N=tests.unit.raising:f"}, "function 'tests.unit.raising:f'"),

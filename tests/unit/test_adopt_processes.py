@@ -257,7 +257,7 @@ def test_the_variables_of_options():
         environment({}, {"PYTHONPATH": f"{os.pathsep}/x"})["PYTHONPATH"]
         == f"{SITE}{os.pathsep}{os.pathsep}/x"
     )
-    with pytest.raises(InvalidValueError, match="mode is 'fast'"):
+    with pytest.raises(InvalidValueError, match="TRITILE_ADOPT_MODE is 'fast'"):
         environment({"TRITILE_ADOPT": "1", "TRITILE_ADOPT_MODE": "fast"}, {})
 
 
