@@ -56,6 +56,23 @@ def inside():
     return tritile.batch_invariant(torch=True)
 
 
+async def outside_and_in_tasks(count):
+    """What `count` returns outside, and in two tasks of this thread that are inside and outside meanwhile."""
+
+    async def waits(choose, ready, go):
+        with tritile.batch_invariant(choose, torch=choose):
+            ready.set()
+            await go.wait()
+            return count()
+
+    ready, go = [asyncio.Event(), asyncio.Event()], asyncio.Event()
+    tasks = [asyncio.create_task(waits(*each, go)) for each in zip((True, False), ready, strict=True)]
+    for each in ready:
+        await each.wait()
+    go.set()
+    return [count(), *await asyncio.gather(*tasks)]
+
+
 CALLS = {
     "mm": lambda: torch.mm(A, B),
     "bmm": lambda: torch.bmm(BATCH, MATRICES),
@@ -301,22 +318,7 @@ def test_compiled_calls_of_threads_and_tasks(made):
         call(A, VECTOR)
         return len(made)
 
-    async def waits(choose, ready, go):
-        with tritile.batch_invariant(choose, torch=choose):
-            ready.set()
-            await go.wait()
-            return count()
-
-    async def both():
-        ready, go = [asyncio.Event(), asyncio.Event()], asyncio.Event()
-        choices = zip((True, False), ready, strict=True)
-        tasks = [asyncio.create_task(waits(on, each, go)) for on, each in choices]
-        for each in ready:
-            await each.wait()
-        go.set()
-        return [count(), *await asyncio.gather(*tasks)]
-
-    assert asyncio.run(both()) == [0, 1, 0]
+    assert asyncio.run(outside_and_in_tasks(count)) == [0, 1, 0]
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(copied.run, count).result() == 1
         with inside():
@@ -463,24 +465,8 @@ def test_other_threads_and_tasks_keep_theirs(made):
         thread.join()
         copied = contextvars.copy_context()
 
-    async def waits(choose, ready, go):
-        with tritile.batch_invariant(choose, torch=choose):
-            ready.set()
-            await go.wait()
-            return count()
-
-    async def both():
-        ready, go = [asyncio.Event(), asyncio.Event()], asyncio.Event()
-        tasks = [
-            asyncio.create_task(waits(on, each, go)) for on, each in zip((True, False), ready, strict=True)
-        ]
-        for each in ready:
-            await each.wait()
-        go.set()
-        return [count(), *await asyncio.gather(*tasks)]
-
     assert (found, copied.run(count), count()) == ([0], 1, 0)
-    assert asyncio.run(both()) == [0, 1, 0]
+    assert asyncio.run(outside_and_in_tasks(count)) == [0, 1, 0]
 
 
 def test_threads_enter_and_leave_together():

@@ -61,7 +61,6 @@ _SHOWN: Final = 5  # candidates of a plan
 # The fastest of many predicted times is too short more often than the one of torch's kernel. At 577 aligned
 # sizes that no sweep had, 1% gains 0.6% of the time; at the swept ones it loses up to 0.1% (tuning/NOTES.md).
 _TIE: Final = 0.99
-_ROWS, _COLUMNS, _LEAST_K = 64, (16, 32), 512  # of tiles of batch-invariant products, on Hopper; and of K
 
 
 @dataclass(frozen=True, repr=False)
@@ -508,6 +507,10 @@ def by_predictor(problem: Tiled, device: Device) -> Plan | None:
     return Plan(problem, config, "predicted", device, us, why, current)
 
 
+# Batch-invariant products of few rows: the rows and columns of their tiles, and the least K.
+_ROWS: Final = 64
+_COLUMNS: Final = 16, 32
+_LEAST_K: Final = 512
 _FEW_ROWS: Final = "of batch-invariant products of few rows, narrow tiles that all run at once are fastest"
 
 

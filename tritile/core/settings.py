@@ -107,8 +107,8 @@ _DEFAULT: Final = _RULES["cached", False, True, "torch"]
 _CHOSEN: Final[ContextVar[tuple[Rules, bool] | None]] = ContextVar("tritile_chosen", default=None)
 
 # False while any context, of any thread, holds a choice that a graph with torch's own product would miss.
-# torch's compiler guards it and keeps both graphs. It cannot guard a ContextVar, so the choice of another
-# thread counts here, too: that graph then calls the operator, which reads the settings of its own context.
+# torch's compiler guards it and keeps both graphs. It cannot guard a ContextVar that traced code reads, so
+# the choice of another thread counts here, too: that graph then calls the operator, which reads its own.
 may_lower = True
 _BLOCKS: Final[set[int]] = set()  # the ids of all `_Block`
 _blocks_lock: Final = threading.RLock()  # reentrant: a collection may free a `_Block` while another is made
