@@ -117,9 +117,9 @@ def did_you_mean(name: object, names: abc.Iterable[str]) -> str:
     """Return " (did you mean ...?)" for a misspelt name, "" if none of `names` is close to it."""
     if not isinstance(name, str):
         return ""
-    known = list(names)
-    near = [each for each in known if each.lower() == name.lower()]
-    near = near or difflib.get_close_matches(name, known, 1)
+    names = list(names)
+    near = [each for each in names if each.lower() == name.lower()]
+    near = near or difflib.get_close_matches(name, names, 1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 

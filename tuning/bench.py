@@ -42,7 +42,7 @@ from tritile.core.call import Call, GroupedCall, MatmulCall, PermuteCall, Quanti
 from tritile.core.device import Device
 from tritile.errors import InvalidValueError, brief
 from tritile.lab import baselines
-from tritile.lab.bench import Log, Ways, measured
+from tritile.lab.bench import Baselines, Log, measured
 from tritile.lab.environment import environment
 from tritile.ops.fused import addmm, baddbmm, linear
 from tritile.ops.matmul import matmul
@@ -56,20 +56,20 @@ SEARCHING: Final = "max-autotune-no-cudagraphs"  # every side is captured in a g
 _SAME: Final = ("suite", "dtype", "layout")  # columns that move to the title where all rows have one value
 
 
-def in_general(call: Call) -> baselines.Product:
+def in_general(call: Call) -> baselines.Functional:
     """Return a product or permutation as one function, which torch.compile takes."""
     if isinstance(call, PermuteCall):
         contiguous = torch.contiguous_format
-        return baselines.Product(
+        return baselines.Functional(
             lambda c: {"x": answers.permuted(c)[0]}, lambda x: x.clone(memory_format=contiguous)
         )
     if isinstance(call, GroupedCall):
         return baselines.grouped(call)
     assert isinstance(call, MatmulCall)
-    return baselines.fused(call) if call.up is None else baselines.merged(call)
+    return baselines.eager(call) if call.up is None else baselines.merged(call)
 
 
-def by_inductor(call: Call) -> Ways:
+def by_inductor(call: Call) -> Baselines:
     """Return a call by torch.compile in its max-autotune mode: products by kernels of cuBLAS and Triton.
 
     torch makes no CUDA graph of its own. The operands are those of torch's eager side. A gated product has
@@ -167,9 +167,9 @@ class Run:
     def drawn(self, cases: Sequence[Case], device: Device, env: Mapping[str, str], inductor: bool) -> None:
         """Measure drawn cases with nothing remembered and every kernel compiled before.
 
-        With `inductor`, the first `SEARCHED` aligned products are compared with torch.compile's max-autotune.
+        With `inductor`, some products are compared with torch.compile's max-autotune.
         """
-        first = unseen.aligned(cases)[: unseen.SEARCHED] if inductor else []
+        first = unseen.searched(cases) if inductor else []
         with unseen.nothing_remembered():
             unseen.compile_all(cases, device)
             self.cases(first, env, True)
@@ -246,7 +246,7 @@ def main(
         typer.Option(
             "--inductor",
             help="Time torch.compile's max-autotune too, which takes seconds for each product. In suite "
-            f"{unseen.SUITE} it is timed at {2 * unseen.SEARCHED} products.",
+            f"{unseen.SUITE} it is timed at {4 * unseen.SEARCHED} products.",
         ),
     ] = False,
     only: shared.Only = "",

@@ -18,6 +18,7 @@ KINDS = (
     "aligned products",
     "aligned products, compared with max-autotune",
     "ragged products",
+    "ragged products, compared with max-autotune",
     "permutations, compared with a copy",
 )
 OWN = ", tritile's own kernels"
@@ -64,12 +65,13 @@ def drawn_kinds(line: Line) -> Iterator[tuple[str, Pair]]:
     if line["op"] == "permute":
         yield KINDS[-1], versus_copy(line)
         return
-    kind, at = KINDS[2 if line["n"] % 8 or line["k"] % 8 else 0], sizes_label(line)
+    i, at = 2 if line["n"] % 8 or line["k"] % 8 else 0, sizes_label(line)
+    kind = KINDS[i]
     yield kind, pair(line, at=at)
     if "triton_us" in line:
         yield kind + OWN, pair(line, own="triton_us", at=at)
     if line.get("inductor_us") is not None:
-        yield KINDS[1], pair(line, "inductor_us", at=at)
+        yield KINDS[i + 1], pair(line, "inductor_us", at=at)
 
 
 def classes(lines: list[Line], memory_gbps: float) -> Iterator[Cells]:
@@ -116,7 +118,7 @@ def unseen(lines: list[Line]) -> Iterator[str]:
     groups = {f"last {len(by_seed)} together": together} if len(by_seed) > 1 else {}
     groups |= {seed[:8]: found for seed, found in by_seed.items()}
     made = []
-    kinds = (KINDS[0], KINDS[0] + OWN, KINDS[1], KINDS[2], KINDS[2] + OWN, KINDS[3])
+    kinds = (KINDS[0], KINDS[0] + OWN, KINDS[1], KINDS[2], KINDS[2] + OWN, *KINDS[3:])
     for kind in kinds:
         for name, found in groups.items():
             times = [own for line in found for of, own in drawn_kinds(line) if of == kind]
@@ -133,8 +135,8 @@ def unseen(lines: list[Line]) -> Iterator[str]:
     device = next((each for each in TARGETS.values() if each.name == together[0]["env"]["gpu"]), None)
     if device is not None:
         yield table(CLASSES_HEAD, classes(of[KINDS[0]], device.memory_gbps))
-    if of[KINDS[3]]:
-        yield table(PERMUTED_HEAD, permuted(of[KINDS[3]]))
+    if of[KINDS[-1]]:
+        yield table(PERMUTED_HEAD, permuted(of[KINDS[-1]]))
 
 
 def of_one_weight(line: Line) -> Iterator[Pair]:

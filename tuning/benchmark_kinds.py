@@ -38,7 +38,7 @@ TUNE = "Tune the sizes that you use (`tritile tune`), or call torch."
 WIDE = "Unpack the weight once (`QuantizedWeight.dequantize`) and call torch, if memory allows."
 # What a suite's name and a dtype begin with, then what to use; the first that fits counts.
 ADVICE = (
-    ("drawn, aligned", "", TUNE),
+    ("random, aligned", "", TUNE),
     ("one weight", "", TUNE),
     (
         "model",
@@ -59,9 +59,9 @@ def kind_of(line: Line) -> Kind:
     suite, dtype, precision, layout = (line[name] for name in ("suite", "dtype", "precision", "layout"))
     short, sides = dtype.split("_")[0], [line[extent] for extent in EXTENTS if extent in line]
     if suite == DRAWN and line["op"] == "permute":
-        return "drawn, permutations", "1 to 16 bytes", ""
+        return "random, permutations", "1 to 16 bytes", ""
     if suite == DRAWN:
-        return f"drawn, {'ragged' if any(x % 8 for x in sides[1:]) else 'aligned'}", dtype, "NN, NT"
+        return f"random, {'ragged' if any(x % 8 for x in sides[1:]) else 'aligned'}", dtype, "NN, NT"
     if suite == "llama":
         ragged = any(x > 1 and x % 8 for x in sides)
         return f"llama, {'ragged' if ragged else 'aligned'}", dtype, "NN, NT, TN"
@@ -192,7 +192,7 @@ def invariant_pairs(lines: Iterable[Line], peer: str) -> dict[str, list[Pair]]:
 def invariant_rows(lines: Iterable[Line]) -> Iterator[Cells]:
     """Yield a row for each suite of batch-invariant products compared with torch."""
     for suite, pairs in invariant_pairs(lines, "torch").items():
-        yield suite, *spread(pairs)
+        yield "random" if suite == "drawn" else suite, *spread(pairs)
 
 
 def searches() -> list[Line]:

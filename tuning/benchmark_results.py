@@ -9,7 +9,7 @@ kernel, differs from `tritile_us` where torch's kernel made the call), `ratio_to
 `tflops` or `gbps` and `copy_gbps`, `config, plan_source`, `error, torch_error` and `env`. That of a case of
 suite "unseen" has the `seed`, and how its half is `drawn` ("by size" in older lines, which do not say so).
 
-`torch_us` is the time of the fastest of torch's ways, which `torch_call` names; where there are several,
+`torch_us` is the time of torch's fastest baseline, which `torch_call` names; where there are several,
 `torch_calls` has the time of each. `spreads` has the spread of torch's times and of the other baselines'. Of
 each side there are `samples` times; each is the mean over `launches` launches on operands of their own.
 

@@ -37,7 +37,10 @@ def starts(line: Line) -> int:
 def span(values: Iterable[float]) -> Cells:
     """Return the least, the most, the geometric mean and the number of values."""
     values = list(values)
-    return f"{min(values):.3g}", f"{max(values):.3g}", f"{geomean(values):.3g}", str(len(values))
+    shown = (
+        f"{x:.2f}" if 0.01 <= x < 100 else f"{x:.3g}" for x in (min(values), max(values), geomean(values))
+    )
+    return *shown, str(len(values))
 
 
 class Pair(NamedTuple):

@@ -40,18 +40,18 @@ STORES: Final = sorted((HERE / "trials").glob(f"{DEVICE.slug}*.sqlite3.gz"))
 # The first screen: the same lines, with what they are of.
 FIRST_HEAD: Final = "on an H200, nothing tuned | torch's time / tritile's: | worst:"
 FIRST_ROWS: Final = """
-products with N or K not a multiple of 8 | kind == "drawn, ragged"
-permutations | kind == "drawn, permutations"
-all other products | kind == "drawn, aligned"
+products with N or K not a multiple of 8 | kind == "random, ragged"
+permutations | kind == "random, permutations"
+all other products | kind == "random, aligned"
 """
 README_HEAD: Final = "on one H200 | problems: | by time: | mean: | 5%: | worst:"
 README_ROWS: Final = """
-bf16, aligned, untuned | kind == "drawn, aligned"
-the same, tritile's own kernels alone | kind == "drawn, aligned" | torch_us | triton_us
-bf16, ragged, untuned | kind == "drawn, ragged"
-permutations, untuned, a copy's time / tritile's | kind == "drawn, permutations" | copy_us | tritile_us
-the same, 1-byte elements | kind == "drawn, permutations" and dtype == "uint8" | copy_us | tritile_us
-permutations, untuned | kind == "drawn, permutations"
+bf16, aligned, untuned | kind == "random, aligned"
+the same, tritile's own kernels alone | kind == "random, aligned" | torch_us | triton_us
+bf16, ragged, untuned | kind == "random, ragged"
+permutations, untuned, a copy's time / tritile's | kind == "random, permutations" | copy_us | tritile_us
+the same, 1-byte elements | kind == "random, permutations" and dtype == "uint8" | copy_us | tritile_us
+permutations, untuned | kind == "random, permutations"
 bf16 and fp16, aligned, tuned | short and suite in ALIGNED
 bf16 and fp16, ragged, tuned | short and suite == "ragged"
 permutations, tuned | op == "permute" and suite != "unseen"

@@ -84,9 +84,9 @@ def times_of(case: Case, theirs: Any) -> Line:
     line: Line = {}
 
     def others(call: Any) -> dict[str, Any]:
-        way = baselines.Product(tensors_of, theirs)
-        line["public_error"] = answers.check(baselines.into_out(way), call)
-        return {"public": way}
+        baseline = baselines.Functional(tensors_of, theirs)
+        line["public_error"] = answers.check(baselines.into_out(baseline), call)
+        return {"public": baseline}
 
     found = measured(case, others if theirs else None)
     line |= {"tritile_us": found.tritile_us, "torch_us": found.torch_us, "error": found.error}

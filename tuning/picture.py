@@ -95,7 +95,7 @@ def tiling_of(problem: MatmulProblem | PermuteProblem, config: Config, device: D
     if isinstance(problem, PermuteProblem):
         if not problem.is_transposing:
             raise UnsupportedError(f"{problem.label} copies rows: only permutations that transpose are drawn")
-        of = traffic.covers(problem, config)
+        of = traffic.coverage(problem, config)
         return Tiling(problem, (of.m, of.n), of.tiles_m, of.tiles_n, config["GROUP_M"], 0)
     work = work_of(call_for(problem), config, device.processors, False)
     problem = problem.core

@@ -94,7 +94,7 @@ def untuned(lines: Iterable[Line]) -> Iterator[Row]:
     """Yield the rows of drawn products."""
     products = [line for line in lines if line["op"] == "matmul"]
     for kind in ("aligned", "ragged"):
-        found = [rates(line) for line in products if kinds.kind_of(line)[0] == f"drawn, {kind}"]
+        found = [rates(line) for line in products if kinds.kind_of(line)[0] == f"random, {kind}"]
         for who in _COLORS:
             points = [point[who] for point in found]
             yield from rows_of(points, who, kind, "dot")

@@ -93,7 +93,7 @@ def main() -> None:
         found = (
             beyond(samples, asked.steps)
             if asked.beyond
-            else train.left_out(samples, asked.folds, asked.steps)
+            else train.held_out(samples, asked.folds, asked.steps)
         )
         by_gpu: dict[tuple[str, str], list[Pick]] = {}
         for pick in found:

@@ -259,8 +259,8 @@ def test_answers_of_model_and_torch(text, load):
         for config in waves.ranked(problem, devices.gpu(0), family)[:3]:
             answers.check(lambda call, c=config: launching.prepare(call, c)(*call.tensors), call)
     if torch.cuda.get_device_capability() == (9, 0) and hasattr(torch, "_grouped_mm"):
-        (way,) = baselines.torch_ways(call).values()
-        answers.check(baselines.into_out(way), call, every=False)
+        (baseline,) = baselines.torch_baselines(call).values()
+        answers.check(baselines.into_out(baseline), call, every=False)
 
 
 def test_a_graph_reads_offsets_anew():

@@ -127,7 +127,7 @@ def test_posed_problems_are_checked(bits, zeros, m):
     calls[0].out.tensor[17] += 1000
     with pytest.raises(TuningError, match="wrong answer"):
         answers.answer_error(calls[0])
-    torchs = baselines.torch_ways(calls[0])[baselines.WIDE_WEIGHT]
+    torchs = baselines.torch_baselines(calls[0])[baselines.WIDE_WEIGHT]
     assert answers.check(baselines.into_out(torchs), calls[0], every=False) > 0
     call, memory = operands.guarded(operands.ragged(problem))
     answers.check(operands.run_of(launching.prepare(call, waves.pick(call.problem, device))), call)

@@ -73,11 +73,11 @@ def calls_of(case):
     return [call_for(case.problem, drawn) for _ in range(2)]
 
 
-def error_of(way, call):
-    return answers.check(baselines.into_out(way), call, every=False)
+def error_of(baseline, call):
+    return answers.check(baselines.into_out(baseline), call, every=False)
 
 
-# torch's ways.
+# torch's baselines.
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def error_of(way, call):
         (of("bfloat16", op="linear_quantized", layout="int4/32", k=128, n=20), [WIDE]),
     ],
 )
-def test_torch_ways_that_take_case(case, names):
-    assert list(baselines.torch_ways(calls_of(case)[0])) == names
+def test_torch_baselines_that_take_case(case, names):
+    assert list(baselines.torch_baselines(calls_of(case)[0])) == names
 
 
 @pytest.mark.parametrize("epilogue", ["", "scale_a=one scale_b=one"])
@@ -119,8 +119,8 @@ def test_torch_sums_fp8_as_tritile(epilogue, precision, monkeypatch):
 
     monkeypatch.setattr(torch_private, "scaled_mm", scaled_mm)
     call = calls_of(of("float8_e4m3fn", epilogue, precision=precision))[0]
-    (way,) = baselines.torch_ways(call).values()
-    baselines.into_out(way)(call)
+    (baseline,) = baselines.torch_baselines(call).values()
+    baselines.into_out(baseline)(call)
     assert asked == [precision == "fast"]
 
 
@@ -141,25 +141,25 @@ def test_torch_sums_fp8_as_tritile(epilogue, precision, monkeypatch):
         of("float32", "bias=row bias_up=row gated relu"),
     ],
 )
-def test_ways_answer_rightly(case, uncompiled, monkeypatch):
+def test_baselines_are_right(case, uncompiled, monkeypatch):
     monkeypatch.setattr(torch_private, "int_mm", lambda a, b: a.int() @ b.int())
     calls = calls_of(case)
     for call in calls:
-        for way in baselines.torch_ways(call).values():
+        for baseline in baselines.torch_baselines(call).values():
             for each in calls:
-                assert error_of(way, each) < 4e-3
+                assert error_of(baseline, each) < 4e-3
     assert uncompiled == [{"dynamic": False, "fullgraph": True}] * 2 * bool(case.epilogue)
 
 
 def test_compiler_gets_gated_weights_once(uncompiled):
     case = of("float32", "gated silu")
     call = calls_of(case)[0]
-    way = script.by_inductor(call)["inductor"]
-    assert error_of(way, call) < 1e-5
+    baseline = script.by_inductor(call)["inductor"]
+    assert error_of(baseline, call) < 1e-5
     assert uncompiled == [{"mode": script.SEARCHING, "dynamic": False, "fullgraph": True}]
-    weight = way.inputs(call)["weight"]
+    weight = baseline.inputs(call)["weight"]
     assert weight.shape == (2 * case.n, case.k)
-    assert way.inputs(call)["weight"] is weight  # made once, ahead of a capture
+    assert baseline.inputs(call)["weight"] is weight  # made once, ahead of a capture
 
 
 @pytest.mark.parametrize("layout", ["int4/32", "int4/64 zeros", "int4/128 zeros"])
@@ -179,8 +179,8 @@ def test_torch_packing_same_weight(layout, bias, monkeypatch):
     monkeypatch.setattr(torch_private, "int4_packed", int4_packed)
     monkeypatch.setattr(torch_private, "int4_mm", int4_mm)
     call, other = calls_of(of("bfloat16", bias, op="linear_quantized", layout=layout, k=384))
-    for way in baselines.torch_ways(call).values():
-        assert error_of(way, call) < 4e-3
+    for baseline in baselines.torch_baselines(call).values():
+        assert error_of(baseline, call) < 4e-3
     monkeypatch.setattr(torch_private, "int4_packed", lambda pairs, _: int4_packed(pairs, 8).flip(1))
     with pytest.raises(TuningError, match="wrong answer"):
         error_of(baselines.by_packed_weight(other), other)
@@ -283,7 +283,7 @@ def test_ratio_of_fastest_torch_way(monkeypatch, uncompiled):
     monkeypatch.setattr(bench.devices, "current_gpu", lambda: H200)
     monkeypatch.setattr(operands, "copies_of", lambda problem, device: calls_of(case))
     monkeypatch.setattr(bench.launching, "prepare", lambda call, config: None)
-    ours = baselines.into_out(baselines.fused(calls_of(case)[0]))
+    ours = baselines.into_out(baselines.eager(calls_of(case)[0]))
     monkeypatch.setattr(operands, "run_of", lambda launch: ours)
     line = result(case, bench.measured(case, script.by_inductor), ENV)
     assert (line["torch_us"], line["ratio_torch"]) == (5.0, 1.25)

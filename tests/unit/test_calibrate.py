@@ -203,7 +203,7 @@ def test_a_law_is_found_again():
     """Picks at sizes left out lose little, where those by rooflines alone lose much."""
     swept, _ = by_law(100)
     samples = train.Samples([swept])
-    found = train.left_out(samples, 0, 150)
+    found = train.held_out(samples, 0, 150)
     assert sorted(pick.size.problem.label for pick in found) == sorted(
         row.problem.label for row in swept.rows
     )
@@ -306,7 +306,7 @@ def test_predictor_of_permutations_loses_little(timed):
     chooser = sweep.ready(problems, few_candidates(20), H200, print)
     rows = list(sweep.sweep(problems, chooser, H200, print))
     samples = train.Samples([Sweep(NAME, H200, rows)])
-    loss = train.loss_of(train.left_out(samples, 0, 120))
+    loss = train.loss_of(train.held_out(samples, 0, 120))
     assert loss.sizes == len(samples.sizes) > 20
     assert loss.mean < 0.05
     assert loss.torch == 0.0  # torch is no candidate, though it was timed

@@ -514,6 +514,21 @@ def test_command_ends_with_a_status(reference, outcome, tmp_path, monkeypatch):
     assert printed["calls"] == ["doubled n=100 of make(100)", "doubled n=99 of make(99)"]
 
 
+FAILING = """
+def make(n):
+    raise KeyError("missing")
+"""
+
+
+def test_command_says_where_a_program_fails(tmp_path, monkeypatch):
+    (tmp_path / "module_to_fail.py").write_text(MODULE + FAILING)
+    monkeypatch.chdir(tmp_path)
+    words = "5", "--make", "module_to_fail:make", "--reference", "module_to_fail:doubles"
+    why = refused("check", "module_to_fail:doubled", *words, status=1)
+    line = (MODULE + FAILING).splitlines().index('    raise KeyError("missing")') + 1
+    assert f"KeyError: 'missing' at {tmp_path}/module_to_fail.py:{line}, in make" in why
+
+
 @pytest.mark.parametrize(
     ("kernel", "why"), [("nowhere", "expected module:name"), ("math:nothing", "KERNEL math:nothing: ")]
 )
@@ -534,3 +549,18 @@ def test_arguments_by_name_reach_what_prunes():
         kernel, 8, make=lambda n: dict(zip(("x", "out", "n"), arguments(n), strict=True)), grid=(1,)
     )
     assert seen
+
+
+def test_configs_left_out_by_pruning_are_counted():
+    def prune(configs, named_args, **others):
+        return [each for each in configs if each.kwargs["BLOCK"] <= named_args["n"] % 64]
+
+    kernel = decorated(
+        [config(size) for size in (16, 32, 64)], prune_configs_by={"early_config_prune": prune}
+    )
+    found = tritile.check(kernel, 81, make=arguments, grid=(1,))
+    assert [each.config.kwargs["BLOCK"] for each in found.right] == [16]
+    assert found.pruned == 2
+    assert "1 right, 0 wrong, 0 failed, 2 pruned; " in repr(found)
+    assert tritile.check(kernel, 113, make=arguments, grid=(1,)).pruned == 1
+    assert tritile.check(decorated(), 80, make=arguments, grid=(1,)).pruned == 0

@@ -129,8 +129,8 @@ def test_torch_answers_the_same_calls(layout):
     sides = {"a_layout": layouts[layout[0]], "b_layout": layouts[layout[1]]}
     problem = replace(SMALL, dtype="bfloat16", out_dtype="bfloat16", precision="ieee")
     call = on_host(replace(problem, **sides))
-    (way,) = baselines.torch_ways(call).values()
-    baselines.into_out(way)(call)
+    (baseline,) = baselines.torch_baselines(call).values()
+    baselines.into_out(baseline)(call)
     assert answers.answer_error(call) < 4e-3
 
 

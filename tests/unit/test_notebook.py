@@ -23,7 +23,7 @@ PINNED = re.search(r"^triton==(.*)$", (ROOT / "constraints.txt").read_text(), re
 CLAIMS = {
     "imports": "kernels are interpreted",
     "product": r"\(127, 93\): agrees with torch",
-    "plan": r"Plan for 127x93x65 NN float16 on NVIDIA H200\n  config +\w+ BLOCK_",
+    "plan": r"Plan for 127x93x65 NN float16 on NVIDIA H200: t.*\n  config +\w+ BLOCK_",
     "explain": r"bytes with these tiles .*bound by ",
     "summary": r"programs .* us predicted; \w+ alone needs .*\n.* \d+ times fewer bytes",
     "kernels": r"def matmul_naive.*def matmul_tiles",

@@ -192,7 +192,7 @@ def test_read_once(hosts, tmp_path, url, monkeypatch):
     assert (again.pull(), len(reads)) == (1, 1)
     b.path.unlink()
     assert (again.pull(), len(reads)) == (2, 3)
-    b._known_path.write_text("damaged")
+    b._index_path.write_text("damaged")
     assert (again.pull(), len(reads)) == (0, 5)
     again.clear()
     assert (again.pull(), again.exchange(), len(again.all_trials())) == (0, (2, 0), 2)

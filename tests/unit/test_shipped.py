@@ -220,7 +220,7 @@ def test_unexportable_is_refused(tmp_path, monkeypatch):
     told = refused("export", *names, "--output", path, *TO_H200, status=1)
     assert told == "nothing is remembered of relu on NVIDIA H200: there is layer_norm, softmax"
     assert not path.exists()
-    told = refused("export", "--output", path, *TO_H200)
+    told = refused("export", "--output", path, *TO_H200, status=1)
     wanted = "of NVIDIA H200 but of decorated kernels: --kernel writes layer_norm, softmax"
     assert told == f"nothing is remembered {wanted}"
     assert "--replace" in refused("export", "--kernel", "softmax", "--replace", "--output", path, *TO_H200)

@@ -220,7 +220,7 @@ def test_nothing_remembered_counts(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITILE_TABLE", str(tmp_path / "table.json"))
     with unseen.nothing_remembered():
-        (case, *_), inside = unseen.aligned(unseen.draw("a tree")), cache_dir()
+        (case, *_), inside = unseen.searched(unseen.draw("a tree")), cache_dir()
         assert inside != tmp_path
         assert table_path() is None
         chosen = pick.plan_for(case.problem, H200, "cached")
@@ -269,7 +269,13 @@ def test_command_draws_and_searches(monkeypatch, tmp_path):
     assert compiled == by_draw
     assert set(asked) == {case for cases in by_draw for case in cases}
     searched = [case for case, inductor in asked.items() if inductor]
-    assert searched == [case for cases in by_draw for case in unseen.aligned(cases)[:5]]
+    products = [[case for case in cases if case.op == "matmul"] for cases in by_draw]
+    halves = [(cases, ragged) for cases in products for ragged in (False, True)]
+    assert searched == [
+        case
+        for cases, ragged in halves
+        for case in [each for each in cases if bool(each.n % 8 or each.k % 8) is ragged][:5]
+    ]
     lines = benchmark_results.read(tmp_path / "unseen.jsonl", pytest.fail)
     assert [line["env"]["seed"] for line in (lines[0], lines[-1])] == ["given", unseen.seed_of(2)]
     assert [line["env"]["drawn"] for line in (lines[0], lines[-1])] == ["by size", "by time"]

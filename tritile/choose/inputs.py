@@ -174,7 +174,7 @@ def _of_tiles(tiles: Tiles, plain: Facts, copied: Facts, device: Device) -> tupl
 
 
 def of_product(problem: Tiled, tiles: Tiles, device: Device) -> Inputs:
-    """Return the inputs of a product by configs whose tiles are given, and by torch."""
+    """Return the inputs of a product by configs with these tiles, and by torch."""
     plain = facts_at(problem, device, False)
     copied = facts_at(problem, device, True) if isinstance(problem, MatmulProblem) else plain
     found, us = _of_tiles(tiles, plain, copied, device)

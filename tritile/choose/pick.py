@@ -113,6 +113,15 @@ class Plan(Planned):
         return workspace_bytes(call_for(self.problem), self.config, self.device)
 
     @property
+    def _title(self) -> str:
+        runs, other = "tritile's kernel", "torch's"
+        if self.config == aten.CONFIG:
+            runs, other = "torch's kernel", "tritile's"
+        if self.us is not None and self.other_us is not None:
+            runs += f", {self.other_us / self.us:.2f} times as fast as {other}"
+        return f"{super()._title}: {runs}"
+
+    @property
     def _rows(self) -> tuple[tuple[str, str], ...]:
         (name, config), *more = super()._rows
         rows = ((name, "torch's kernel (aten)" if self.config == aten.CONFIG else config), *more)

@@ -76,7 +76,7 @@ def _varied(configs: list[Config], count: int) -> list[Config]:
     """Return `count` of the configs in rounds: at most two of a tile shape a round, in their order.
 
     Estimates rank tile shapes better than warps and stages, and can hardly rank GROUP_M. So configs that
-    differ in GROUP_M alone come in different rounds.
+    differ only in GROUP_M come in different rounds.
     """
     rounds: dict[int, list[Config]] = {}
     seen: dict[tuple[int, ...], int] = {}

@@ -1,5 +1,6 @@
 """tritile check: every config of a kernel against a reference, with an exit status."""
 
+import traceback
 from typing import Annotated
 
 import typer
@@ -35,16 +36,25 @@ def check(
     among them. Without a GPU, set TRITON_INTERPRET=1. `tritile.check` is the same in Python.
     """
     import tritile
+    from tritile.errors import TritileError, TuningError, brief
 
     answers = shared.function_named("--reference", reference) if reference else None
-    result = tritile.check(
-        shared.object_named("KERNEL", kernel), *(sizes or ()), make=shared.function_named("--make", make),
-        reference=answers, device=target,
-    )  # fmt: skip
+    try:
+        result = tritile.check(
+            shared.object_named("KERNEL", kernel), *(sizes or ()), make=shared.function_named("--make", make),
+            reference=answers, device=target,
+        )  # fmt: skip
+    except TritileError:
+        raise
+    except Exception as error:  # of make, the reference or the kernel's pruning
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}:{last.lineno}, in {last.name}"
+        raise TuningError(f"{kernel} cannot be checked: {brief(error)} at {where}") from error
     if as_json:
         configs = [each._asdict() | {"config": str(each.config)} for each in result.configs]
         facts = {"kernel": result.kernel, "device": result.on.name, "calls": result.calls}
-        shared.print_json(facts | {"passed": bool(result), "configs": configs})
+        counts = {"passed": bool(result), "pruned": result.pruned}
+        shared.print_json(facts | counts | {"configs": configs})
     else:
         shared.console.print(result)
     raise typer.Exit(0 if result else 1)

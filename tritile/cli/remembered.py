@@ -268,7 +268,7 @@ def export(
         decorated, (_, others) = ", ".join(sorted(_winners(device))), sorted_out(device)
         advice = f" but of decorated kernels: --kernel writes {decorated}" if decorated else ""
         advice = advice or (f" that counts here; {others}" if others else ": tune it first")
-        raise InvalidValueError(f"nothing is remembered of {device.name}{advice}")
+        raise NotTunedError(f"nothing is remembered of {device.name}{advice}")
     path.parent.mkdir(parents=True, exist_ok=True)
     table.write(made, path)
     console.print(f"{len(made.entries)} entries written to {path}")

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from difflib import get_close_matches
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
@@ -28,7 +27,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from tritile.core.settings import is_batch_invariant
-from tritile.errors import FileError, InvalidValueError, TritileError
+from tritile.errors import FileError, InvalidValueError, TritileError, did_you_mean
 
 if TYPE_CHECKING:
     from tritile.choose.predictor import Predictor
@@ -67,10 +66,9 @@ def completes(names: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 def unknown(what: str, value: str, choices: Collection[str]) -> InvalidValueError:
-    """Return the error for a value that is not a choice: it names similar choices, or all."""
-    near = get_close_matches(value.lower(), choices)
-    advice = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(choices)}"
-    return InvalidValueError(f"{what} {value!r}: {advice}")
+    """Return the error for a value that is not a choice: it names a similar choice, or all."""
+    hint = did_you_mean(value, choices) or f": expected one of {', '.join(choices)}"
+    return InvalidValueError(f"{what} {value!r}{hint}")
 
 
 def typed(context: typer.Context) -> dict[str, str]:
@@ -462,9 +460,7 @@ def device_of(target: str | None, otherwise: str | None = None) -> "Device":
     target = otherwise if target is None else target
     assert target is not None
     if devices.target_key(target) is None:
-        name = target.lower()
-        near = get_close_matches(name, GPUS) or get_close_matches(name, devices.SHORT.values(), 1, 0.85)
-        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        hint = did_you_mean(target, (*GPUS, *devices.SHORT.values()))
         names = ", ".join(f"{short} ({full})" for short, full in devices.SHORT.items())
         expected = f"expected one of {names}; for others see the page 'Add my GPU'"
         raise InvalidValueError(f"--target {target!r}{hint}: {expected}")

@@ -324,7 +324,7 @@ def call_for(problem: Tiled, make: Make | None = None) -> Call:
     """Return a call that has `problem`, on memory that `make(dtype, elements)` provides, or on none.
 
     Memory is made in the order of the call's `buffers`. An element of 16 bytes of a permutation is made as
-    two of int64. Raises UnsupportedError for products of fp8 that torch's kernels alone make.
+    two of int64. Raises UnsupportedError for products of fp8 that only torch's kernels compute.
     """
 
     def memory(buffer: str, dtype: str, elements: int) -> Memory:

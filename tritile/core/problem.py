@@ -30,7 +30,7 @@ FP8_DTYPES: Final = ("float8_e4m3fn", "float8_e5m2")
 GATED_DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
 LAYOUTS: Final = ("row", "column", "strided")
 Precision = Literal["ieee", "fp16x3", "tf32", "fast"]
-# Dtypes whose precision may be named; of all others it is "ieee". "fast": tensor cores alone keep the sums.
+# Dtypes whose precision may be named; of all others it is "ieee". "fast": sums stay in tensor cores.
 PRECISIONS_OF: Final[dict[str, tuple[Precision, ...]]] = {
     "float32": ("ieee", "fp16x3", "tf32"),
     "float64": ("ieee",),
@@ -209,7 +209,7 @@ class MatmulProblem(_Laid):
 
     @property
     def needs_torch(self) -> bool:
-        """True if torch's kernel alone makes it.
+        """True if only torch has a kernel for it.
 
         fp8 with scales within the sum, and a setting of torch's that tritile does not know.
         """
@@ -367,7 +367,7 @@ class GroupedProblem(_Laid):
 
     @property
     def needs_torch(self) -> bool:
-        """True if torch's kernel alone makes it: products of fp8."""
+        """True if only torch has a kernel for it: products of fp8."""
         return self.scaled or self.dtype in FP8_DTYPES
 
     @property

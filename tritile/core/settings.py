@@ -106,35 +106,6 @@ _DEFAULT: Final = _RULES["cached", False, True, "torch"]
 # one variable to read at every call, not one for each. None outside.
 _CHOSEN: Final[ContextVar[tuple[Rules, bool] | None]] = ContextVar("tritile_chosen", default=None)
 
-# False while any context, of any thread, holds a choice that a graph with torch's own product would miss.
-# torch's compiler guards it and keeps both graphs. It cannot guard a ContextVar that traced code reads, so
-# the choice of another thread counts here, too: that graph then calls the operator, which reads its own.
-may_lower = True
-_BLOCKS: Final[set[int]] = set()  # the ids of all `_Block`
-_blocks_lock: Final = threading.RLock()  # reentrant: a collection may free a `_Block` while another is made
-
-
-class _Block:
-    """Keep `may_lower` False as long as a context, or a copy of one such as a task's, refers to this."""
-
-    def __init__(self) -> None:
-        global may_lower
-        with _blocks_lock:
-            _BLOCKS.add(id(self))
-            may_lower = False
-
-    def __del__(
-        self, lock: Any = _blocks_lock, blocks: set[int] = _BLOCKS
-    ) -> None:  # at exit, names are gone
-        global may_lower
-        with lock:
-            blocks.discard(id(self))
-            may_lower = not blocks
-
-
-_BLOCK: Final[ContextVar[_Block | None]] = ContextVar("tritile_block", default=None)
-
-
 _LATER: Final = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
 
@@ -170,13 +141,9 @@ class Choosing(contextlib.ContextDecorator):
 
     def _enter(self, stack: contextlib.ExitStack) -> None:
         """Choose, and have the stack take it back."""
-        variables: list[tuple[ContextVar[Any], Any]] = [(each.chosen, value) for each, value in self._choices]
-        # Under other modes a graph with torch's own product is as good.
-        if not all(setting is _MODE and value not in ("strict", "off") for setting, value in self._choices):
-            variables.append((_BLOCK, _Block()))
         stack.callback(_choose)  # last: others may have entered meanwhile, and may not have left
-        for variable, value in variables:
-            stack.callback(variable.reset, variable.set(value))
+        for setting, value in self._choices:
+            stack.callback(setting.chosen.reset, setting.chosen.set(value))
         _choose()
 
     def __exit__(self, *_: object) -> None:
@@ -266,6 +233,13 @@ def rules() -> Rules:
     return _DEFAULT if chosen is None else chosen[0]
 
 
+def may_lower() -> bool:
+    """True unless a graph with torch's own product would miss a setting in force."""
+    found = rules()
+    by_plan = found.mode not in ("strict", "off")
+    return by_plan and found.aten and not found.invariant and found.fp32 == "torch"
+
+
 def _choose() -> None:
     """Set `_CHOSEN` by what each setting is now."""
     settings: Any = _MODE, _INVARIANT, _ATEN, _FP32, _TORCHS
@@ -318,7 +292,7 @@ def mode(name: Mode | None = None, *, backends: str | None = None, fp32: str | N
       ones run as in "cached"), and for kernels decorated with `tritile.autotune`, or adopted.
     - "strict" raises `NotTunedError` for a problem that no measurement covers, and `NotCompiledError` before
       Triton would compile a kernel.
-    - "off" uses the prediction alone, and does not read what was measured.
+    - "off" uses only the prediction, and does not read what was measured.
 
     The choice applies to the current thread or task, and to the backward passes of calls made inside.
 

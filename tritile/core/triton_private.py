@@ -116,7 +116,7 @@ def driven_by(stand_in: Any) -> Iterator[None]:
 
 def assembler(arch: int) -> Any:
     """Return the assembler for compute capability `arch`: `triton.backends.nvidia.compiler.get_ptxas`."""
-    return bound("triton.backends.nvidia.compiler.get_ptxas")(arch)  # a build for AMD alone may lack it
+    return bound("triton.backends.nvidia.compiler.get_ptxas")(arch)  # a build for AMD only may lack it
 
 
 # The cache on disk.

@@ -179,8 +179,8 @@ class _Model:
         def cut(value: Any) -> Any:
             return value[list(rows)] if self._has_rows(value) else value
 
-        given = map_leaves(cut, self.inputs)
-        return self.function(**given) if isinstance(given, dict) else self.function(*given)
+        inputs = map_leaves(cut, self.inputs)
+        return self.function(**inputs) if isinstance(inputs, dict) else self.function(*inputs)
 
     def outputs(self, rows: tuple[int, ...]) -> torch.Tensor:
         """Return a checksum of each row of all results."""
@@ -213,7 +213,7 @@ def check_invariant(
     """Run a model with batches of several sizes, and compare the bits of each row.
 
     The largest batch is made once. Its rows then run in smaller batches, from its beginning and its end, and
-    in another order. If bits differ, everything runs again, operation by operation, to name the first that
+    in another order. If bits differ, all runs are repeated, operation by operation, to name the first that
     differs. The model runs as it is set here: call this inside `tritile.batch_invariant(torch=True)`.
 
     Args:
@@ -241,16 +241,16 @@ def check_invariant(
     total = sizes[-1]
     with torch.no_grad():
         of = _Model(model, make(total), total)
-        everything = Run(tuple(range(total)), f"{total} rows")
-        whole = of.outputs(everything.rows)
+        full = Run(tuple(range(total)), f"{total} rows")
+        whole = of.outputs(full.rows)
         runs = [
-            Run(everything.rows, f"{total} rows again"),
-            Run(everything.rows[::-1], f"{total} rows reversed"),
+            Run(full.rows, f"{total} rows again"),
+            Run(full.rows[::-1], f"{total} rows reversed"),
         ]
         for size in sizes[:-1]:
             words = f"{size} row{'s' if size > 1 else ''}"
-            runs.append(Run(everything.rows[:size], words))
-            runs.append(Run(everything.rows[total - size :], f"the last {words}"))
+            runs.append(Run(full.rows[:size], words))
+            runs.append(Run(full.rows[total - size :], f"the last {words}"))
         differing = {}
         for run in runs:
             count = int((of.outputs(run.rows) != whole[list(run.rows)]).any(1).sum())
@@ -259,15 +259,15 @@ def check_invariant(
         if not differing:
             return InvarianceCheck(True, len(runs), {})
         unlike = [run for run in runs if run.name in differing]
-        return InvarianceCheck(False, len(runs), differing, *_first(of, everything, unlike))
+        return InvarianceCheck(False, len(runs), differing, *_first(of, full, unlike))
 
 
-def _first(of: _Model, everything: Run, runs: list[Run]) -> tuple[str, str, int]:
+def _first(of: _Model, full: Run, runs: list[Run]) -> tuple[str, str, int]:
     """Return the first operation that differs in any of these runs, its module, and how many came before.
 
     Batches may run different operations: those of one name that follow each other alike are compared.
     """
-    whole = of.traced(everything.rows)
+    whole = of.traced(full.rows)
     names = [name for name, *_ in whole]
     first: tuple[str, str, int] | None = None
     for run in runs:

@@ -1,8 +1,7 @@
 """Baselines of tritile: the calls a torch user would make.
 
-A way to make a call's answer writes it into the call's output, or returns it. torch's grouped product has a
-fast path for bfloat16. For other dtypes torch reads the offsets on the host, which raises under graph
-capture.
+A baseline writes the result of a call into its output, or returns it. torch's grouped product has a fast path
+for bfloat16. For other dtypes torch reads the offsets on the host, which raises under graph capture.
 """
 
 import functools
@@ -25,18 +24,18 @@ from tritile.tune.subject.torch_calls import tensors_of
 from tritile.tuner.measure import timing
 
 Inputs = dict[str, Any]
-Way = Callable[[Any], torch.Tensor | None]
+Baseline = Callable[[Any], torch.Tensor | None]
 WIDE_WEIGHT: Final = "matmul by the weight in 16 bits"
 PACKED_WEIGHT: Final = "_weight_int4pack_mm"
 COMPILED: Final = "torch.compile"
 _INNER_K_TILES: Final = 8  # of 16 columns each
-_EVEN: Final = 32  # bytes: two words of a copy
+_COPY_UNIT: Final = 32  # bytes: two 16-byte words
 _prepared: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()  # by tensor, then by function
 
 
 @dataclass(frozen=True)
-class Product:
-    """A way to make an answer: the tensors of a call, by name, and a function of them."""
+class Functional:
+    """A baseline as a function of the call's tensors by name, which torch.compile can take."""
 
     inputs: Callable[[Any], Inputs]
     make: Callable[..., torch.Tensor]
@@ -46,17 +45,17 @@ class Product:
 
 
 def _once(tensor: torch.Tensor, prepare: Callable[[Any], Inputs], call: Any) -> Inputs:
-    """Return what is prepared of a call's tensor: at its first run, so that later ones only multiply."""
+    """Return what `prepare` makes of a call's tensor, cached, so that timed runs only multiply."""
     found: dict[Any, Inputs] = _prepared.setdefault(tensor, {})
     if prepare not in found:
         found[prepare] = prepare(call)
     return found[prepare]
 
 
-def torch_ways(call: Call) -> dict[str, Way]:
-    """Return torch's ways to make a call's answer by name, the plainest first.
+def torch_baselines(call: Call) -> dict[str, Baseline]:
+    """Return torch's baselines of a call by name, the plainest first.
 
-    The fastest of them is what tritile is compared with.
+    tritile is compared with the fastest of them.
     """
     if isinstance(call, PermuteCall):
         return {"copy_": torch_calls.copy}
@@ -64,40 +63,42 @@ def torch_ways(call: Call) -> dict[str, Way]:
         return {"_grouped_mm": grouped(call)}
     if isinstance(call, QuantizedCall):
         (_, n), k = call.out.shape, call.x.shape[1]
-        ways: dict[str, Way] = {WIDE_WEIGHT: Product(lambda c: _by_weight(c, _unpacked_weight), F.linear)}
+        found: dict[str, Baseline] = {
+            WIDE_WEIGHT: Functional(lambda c: _by_weight(c, _unpacked_weight), F.linear)
+        }
         if call.bits == 4 and call.dtype == "bfloat16" and n % 8 == 0 and k % (16 * _INNER_K_TILES) == 0:
-            ways[PACKED_WEIGHT] = by_packed_weight(call)
-        return ways
+            found[PACKED_WEIGHT] = by_packed_weight(call)
+        return found
     if call.up is not None:
         one = merged(call)
-        return {"two products": fused(call), "one product": one, f"{COMPILED}, one product": compiled(one)}
-    plainest: Way = fused(call) if call.epilogue else torch_calls.multiply
+        return {"two products": eager(call), "one product": one, f"{COMPILED}, one product": compiled(one)}
+    plainest: Baseline = eager(call) if call.epilogue else torch_calls.multiply
     if call.dtype in FP8_DTYPES:  # sums are kept where tritile keeps them
         return {f"_scaled_mm, use_fast_accum={call.precision == 'fast'}": plainest}
-    ways = {"_int_mm" if call.dtype == "int8" else "matmul": plainest}
+    found = {"_int_mm" if call.dtype == "int8" else "matmul": plainest}
     gelu, only_bias = call.activation == "gelu_tanh", Epilogue(bias="row", activation=call.activation)
     if call.problem.batch == 1 and call.epilogue == only_bias and (gelu or call.activation == "relu"):
-        ways["_addmm_activation"] = Product(
+        found["_addmm_activation"] = Functional(
             tensors_of, lambda a, b, bias: torch_private.addmm_activation(bias, a, b, use_gelu=gelu)
         )
-    return ways | ({COMPILED: compiled(fused(call))} if call.epilogue else {})
+    return found | ({COMPILED: compiled(eager(call))} if call.epilogue else {})
 
 
-def grouped(call: GroupedCall) -> Product:
-    """Return torch's own product of groups."""
+def grouped(call: GroupedCall) -> Functional:
+    """Return torch's grouped product."""
 
     def inputs(call: GroupedCall) -> Inputs:
         a, b = operands.matrix(call.a, 1)[0], operands.matrix(call.b, call.groups)
         return {"a": a, "b": b, "offs": call.offs.tensor}
 
-    return Product(inputs, lambda a, b, offs: torch_private.grouped_mm(a, b, offs=offs))
+    return Functional(inputs, lambda a, b, offs: torch_private.grouped_mm(a, b, offs=offs))
 
 
 # --- Products with an epilogue ---
 
 
-def fused(call: MatmulCall) -> Product:
-    """Return the product with its epilogue, an operation after the other."""
+def eager(call: MatmulCall) -> Functional:
+    """Return the product and its epilogue by torch's eager operations."""
     multiply, kind = torch_calls.product(call), getattr(torch, call.out_dtype)
     is_fp8, is_int8, is_bare = call.dtype in FP8_DTYPES, call.dtype == "int8", not call.epilogue
 
@@ -119,11 +120,11 @@ def fused(call: MatmulCall) -> Product:
             sums = functools.reduce(torch.mul, scales, multiply(a, b))
         return apply_epilogue_in_dtype(sums, bias, residual, call.activation, call.alpha, call.beta)
 
-    return Product(tensors_of, run)
+    return Functional(tensors_of, run)
 
 
 def _both_weights(call: MatmulCall) -> Inputs:
-    """Return both weights of a gated product in one, and both biases, zeros for a missing one."""
+    """Concatenate both weights of a gated product, and both biases, with zeros for a missing one."""
     found = tensors_of(call)
     gate, up, biases = found["b"], found["up"], (found.get("bias"), found.get("bias_up"))
     weight = torch.cat((gate.t(), up.t()))
@@ -133,8 +134,8 @@ def _both_weights(call: MatmulCall) -> Inputs:
     return {"weight": weight, "bias": torch.cat([zeros if bias is None else bias for bias in biases])}
 
 
-def merged(call: MatmulCall) -> Product:
-    """Return a gated product as one product by both weights, then activation(left) * right."""
+def merged(call: MatmulCall) -> Functional:
+    """Return a gated product as one product with both weights, then activation(left) * right."""
     activation = call.activation
 
     def inputs(call: Any) -> Inputs:
@@ -144,18 +145,18 @@ def merged(call: MatmulCall) -> Product:
         left, right = F.linear(x, **weights).chunk(2, -1)
         return activated(left, activation) * right
 
-    return Product(inputs, linear)
+    return Functional(inputs, linear)
 
 
-# --- Products by packed weights ---
+# --- Products with packed weights ---
 
 
 def _unpacked_weight(call: QuantizedCall) -> Inputs:
     return {"weight": weight_rows(call, 0, call.out.shape[1]).to(getattr(torch, call.dtype))}
 
 
-def _torchs_packing(call: QuantizedCall) -> Inputs:
-    """Return the weight in torch's own packing: (number - 8) * scale + offset."""
+def _packed_for_torch(call: QuantizedCall) -> Inputs:
+    """Return the weight as `_weight_int4pack_mm` takes it: (number - 8) * scale + offset."""
     (_, n), k, problem = call.out.shape, call.x.shape[1], call.problem
     numbers = unpacked(call.words.tensor.view(problem.words), n, k, call.bits)
     scales = by_row(call.scales.tensor.view(problem.scales), n, k // call.group_size).float()
@@ -176,8 +177,8 @@ def _by_weight(call: QuantizedCall, prepare: Callable[[Any], Inputs]) -> Inputs:
     return {"input": operands.matrix(call.x, 1)[0], "bias": bias} | _once(call.words.tensor, prepare, call)
 
 
-def by_packed_weight(call: QuantizedCall) -> Product:
-    """Multiply by the weight in torch's own packing."""
+def by_packed_weight(call: QuantizedCall) -> Functional:
+    """Return the product with the weight in torch's int4 packing."""
 
     def multiply(
         input: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
@@ -185,57 +186,57 @@ def by_packed_weight(call: QuantizedCall) -> Product:
         made = torch_private.int4_mm(input, weight, call.group_size, scales)
         return made if bias is None else made.add_(bias)
 
-    return Product(lambda c: _by_weight(c, _torchs_packing), multiply)
+    return Functional(lambda c: _by_weight(c, _packed_for_torch), multiply)
 
 
-# --- How ways are run ---
+# --- Running baselines ---
 
 
-def compiled(way: Product, **options: Any) -> Product:
-    """Return what torch.compile makes of a way. The first call compiles."""
+def compiled(plain: Functional, **options: Any) -> Functional:
+    """Return a baseline under torch.compile. The first call compiles."""
 
     @functools.cache
     def made() -> Callable[..., torch.Tensor]:
         torch.compiler.reset()  # kernels compiled for other cases count towards a limit
-        return torch.compile(lambda **inputs: way.make(**inputs), dynamic=False, fullgraph=True, **options)
+        return torch.compile(lambda **inputs: plain.make(**inputs), dynamic=False, fullgraph=True, **options)
 
-    return Product(way.inputs, lambda **inputs: made()(**inputs))
+    return Functional(plain.inputs, lambda **inputs: made()(**inputs))
 
 
-def into_out(way: Way) -> Callable[[Call], None]:
-    """Return a function that leaves the way's answer in the call's output."""
+def into_out(baseline: Baseline) -> Callable[[Call], None]:
+    """Return a function that leaves the result of a baseline in the call's output."""
 
     def run(call: Call) -> None:
-        answer = way(call)
-        if answer is None:
+        result = baseline(call)
+        if result is None:
             return
         if isinstance(call, MatmulCall):
-            torch_calls.in_one_batch(call)[1].copy_(answer)
+            torch_calls.in_one_batch(call)[1].copy_(result)
         elif isinstance(call, PermuteCall):
-            answers.permuted(call)[1].copy_(answer)
+            answers.permuted(call)[1].copy_(result)
         else:
-            operands.matrix(call.out, 1)[0].copy_(answer)
+            operands.matrix(call.out, 1)[0].copy_(result)
 
     return run
 
 
-def graph_of(way: Way, calls: list[Any]) -> timing.Graph:
-    """Capture a way over all calls. It runs on each of them first, which prepares their operands.
+def graph_of(baseline: Baseline, calls: list[Any]) -> timing.Graph:
+    """Capture a baseline on all calls. It runs on each of them first, which prepares their operands.
 
-    What it returns is kept, so that each launch of the graph writes to cold memory.
+    Its results are kept, so that each launch of the graph writes to cold memory.
     """
     for call in calls:
-        way(call)
+        baseline(call)
     made: list[torch.Tensor | None] = []
-    return timing.Graph(lambda call: made.append(way(call)), calls)
+    return timing.Graph(lambda call: made.append(baseline(call)), calls)
 
 
 def device_copy(call: PermuteCall) -> None:
-    """Copy as many bytes in their order: the speed limit of a permutation.
+    """Copy as many bytes without permuting them: the speed limit of a permutation.
 
     Copies of an odd number of 16-byte words are slower: up to 31 bytes are left out.
     """
     x, out = call.x.tensor.view(torch.uint8), call.out.tensor.view(torch.uint8)
     count = min(x.numel(), out.numel())
-    count = count // _EVEN * _EVEN or count
+    count = count // _COPY_UNIT * _COPY_UNIT or count
     out[:count].copy_(x[:count])

@@ -34,7 +34,7 @@ from tritile.tuner.decorated import REFERENCE, shipped
 from tritile.tuner.measure import timing
 
 Log = Callable[[str], None]
-Ways = Mapping[str, baselines.Way]
+Baselines = Mapping[str, baselines.Baseline]
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,16 +46,16 @@ class BenchResult(Tabular):
         device: the GPU.
         tritile_us: median microseconds on the GPU, measured in turns with torch, on operands that are not in
             the L2 cache.
-        torch_us: the same for the fastest of torch's ways to the result, which `torch_call` names. For a
-            decorated kernel, that of its reference, or None without one.
+        torch_us: the same for torch's fastest baseline, which `torch_call` names. For a decorated
+            kernel, that of its reference, or None without one.
         spread: spread of tritile's times, as a share of their median.
         config: the config that ran.
         source: where the config comes from, as in `tritile.plan`.
         error: norm of the result's error relative to a float64 reference; None for a decorated kernel.
         torch_error: the same for torch's result.
         copy_gbps: the rate of a plain copy of as many bytes as a permutation moves, read and written.
-        torch_calls: microseconds of each of torch's ways, if there are several; `others_us` has further
-            baselines, and `triton_us` tritile's own kernel if a call runs torch's.
+        torch_calls: microseconds of each of torch's baselines, if there are several. `others_us` has
+            further ones, and `triton_us` tritile's own kernel if a call runs torch's.
     """
 
     problem: Problem
@@ -111,25 +111,27 @@ class BenchResult(Tabular):
         return f"{self.problem.label.strip()} on {self.device.name}"
 
 
-def _graphs(problem: Tiled, calls: list[Call], ways: Ways, log: Log) -> dict[str, tuple[timing.Graph, float]]:
-    """Capture the ways that run and answer rightly, with the errors of their answers; log the others."""
+def _graphs(
+    problem: Tiled, calls: list[Call], others: Baselines, log: Log
+) -> dict[str, tuple[timing.Graph, float]]:
+    """Capture the baselines that run and are right, with the errors of their results; log the others."""
     graphs = {}
-    for name, way in ways.items():
+    for name, baseline in others.items():
         try:
-            error = answers.check(baselines.into_out(way), calls[0], every=False)
-            graphs[name] = baselines.graph_of(way, calls), error
-        except Exception as error:  # a baseline that fails costs its own numbers alone
+            error = answers.check(baselines.into_out(baseline), calls[0], every=False)
+            graphs[name] = baselines.graph_of(baseline, calls), error
+        except Exception as error:  # a baseline that fails costs only its own numbers
             log(f"{problem.label}: not measured against {name}: {brief(error)}")
     return graphs
 
 
 def measured(
-    what: Case | Tiled, others: Callable[[Call], Ways] | None = None, log: Log = warnings.warn
+    what: Case | Tiled, others: Callable[[Call], Baselines] | None = None, log: Log = warnings.warn
 ) -> BenchResult:
-    """Time tritile, torch, and `others` that make the answer of a call, with the config of a call.
+    """Time a call with the config that it would run, torch, and the baselines that `others` returns.
 
-    torch's time is that of the fastest of its ways (`baselines.torch_ways`). A baseline that fails or answers
-    wrongly is left out and logged. Raises UnsupportedError if there is no GPU, and what the call would raise.
+    torch's time is that of the fastest of `baselines.torch_baselines`. A baseline that fails or is wrong is
+    left out and logged. Raises UnsupportedError if there is no GPU, and what the call would raise.
     """
     device = devices.current_gpu()
     if device is None:
@@ -143,18 +145,19 @@ def measured(
     error = answers.check(ours, calls[0])
     graphs: dict[str, timing.Graph | timing.Eager] = {"triton": timing.Graph(ours, calls)}
     with torch_fp32("tf32" if getattr(problem, "precision", "") == "tf32" else "ieee"):
-        (plainest, way), *further = baselines.torch_ways(calls[0]).items()  # the plainest has to run
+        # The plainest has to run.
+        (plainest, baseline), *further = baselines.torch_baselines(calls[0]).items()
         operands.poison(calls[0])
-        baselines.into_out(way)(calls[0])
+        baselines.into_out(baseline)(calls[0])
         torch.cuda.synchronize()
-        ways = {plainest: (baselines.graph_of(way, calls), answers.norm_error(calls[0]))}
-        ways |= _graphs(problem, calls, dict(further), log)
+        by_torch = {plainest: (baselines.graph_of(baseline, calls), answers.norm_error(calls[0]))}
+        by_torch |= _graphs(problem, calls, dict(further), log)
         if chosen.config == aten.CONFIG:
             run = torch_calls.run_of(problem)
             assert run is not None  # what torch may make, it makes in one call
             graphs["aten"] = timing.Graph(run, calls)
         more = _graphs(problem, calls, others(calls[0]), log) if others else {}
-    graphs |= {name: graph for name, (graph, _) in (ways | more).items()}
+    graphs |= {name: graph for name, (graph, _) in (by_torch | more).items()}
     if problem.op == "permute":
         # Some copies in a graph go to a slower copy engine; a short eager copy waits for its launch.
         copy = baselines.device_copy
@@ -162,7 +165,7 @@ def measured(
     samples = timing.interleaved(list(graphs.values()), budget_ms=50.0 * len(graphs))
     timings = {side: timing.timing_of(times) for side, times in zip(graphs, samples, strict=True)}
     us = {side: found.us for side, found in timings.items()}
-    fastest = min(ways, key=us.__getitem__)
+    fastest = min(by_torch, key=us.__getitem__)
     backend = "aten" if "aten" in graphs else "triton"
     return BenchResult(
         problem,
@@ -175,12 +178,12 @@ def measured(
         samples=len(samples[0]),
         launches=len(calls),
         error=error,
-        torch_error=ways[fastest][1],
+        torch_error=by_torch[fastest][1],
         copy_gbps=problem.bytes / min(us["copy"], us["eager copy"]) / 1e3 if "copy" in us else None,
         config=chosen.config,
         source=chosen.source,
         torch_call=fastest,
-        torch_calls={way: us[way] for way in ways} if len(ways) > 1 else {},
+        torch_calls={name: us[name] for name in by_torch} if len(by_torch) > 1 else {},
         others_us={name: us[name] for name in more},
     )
 
@@ -201,17 +204,17 @@ def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any])
         finally:
             runner.end(tunable)
     own, *reference = map(timing.timing_of, samples)
-    torch_us, way = (reference[0].us, "the kernel's reference") if reference else (None, "")
+    torch_us, name = (reference[0].us, "the kernel's reference") if reference else (None, "")
     return BenchResult(
-        plan.problem, device, own.us, torch_us, own.spread, None, None, None, plan.config, plan.source, way
+        plan.problem, device, own.us, torch_us, own.spread, None, None, None, plan.config, plan.source, name
     )
 
 
 def bench(what: Callable[..., Any] | str | Tiled | Autotuner, *args: Any, **kwargs: Any) -> BenchResult:
     """Time a call and torch's equivalent on the GPU, with the config that the call would run.
 
-    Timing is that of `tritile bench`: in CUDA graphs, in turns with each of torch's ways, on random operands
-    that are not in the L2 cache. The answer is checked. Nothing is tuned; `tritile.tune` does that.
+    Timing is that of `tritile bench`: in CUDA graphs, interleaved with each of torch's baselines, on random
+    operands that are not in the L2 cache. The answer is checked. Nothing is tuned; `tritile.tune` does that.
 
     Args:
         what: an operation of tritile, or its name, followed by the arguments of the call, as in

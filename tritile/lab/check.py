@@ -80,7 +80,8 @@ class CheckResult(Tabular):
 
     With `device=` it is true if all configs compile and fit that GPU, whether or not they spill. `calls`
     names the calls, by the kernel, the values of its key, and the sizes passed to `make`. `on` is where they
-    ran, or would run. `compared` are the names of the tensors that the reference returned.
+    ran, or would run. `compared` are the names of the tensors that the reference returned. `pruned` is how
+    many configs of the kernel's list were not checked, as its pruning leaves them out at every call.
     """
 
     kernel: str
@@ -89,6 +90,7 @@ class CheckResult(Tabular):
     configs: tuple[CheckedConfig, ...]
     is_ahead: bool = False  # with `device=`: configs were compiled, and not run
     compared: tuple[str, ...] = ()
+    pruned: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.configs) and not self.wrong and not self.failed
@@ -123,11 +125,13 @@ class CheckResult(Tabular):
 
     @property
     def _title(self) -> str:
-        at = "; ".join(self.calls)
+        at, pruned = "; ".join(self.calls), f", {self.pruned} pruned" if self.pruned else ""
         if self.is_ahead:
             counts = f"{len(self.compiled)} compiled, {len(self.failed)} failed, {len(self.spilling)} spill"
+            counts += pruned
             return f"{self.kernel} on {self.on.name}: {counts}; compiled for {at}, answers were not checked"
         counts = f"{len(self.right)} right, {len(self.wrong)} wrong, {len(self.failed)} failed"
+        counts += pruned
         return f"{self.kernel} on {self.on.name}: {counts}; {' and '.join(self.compared)} compared at {at}"
 
     @property
@@ -155,7 +159,7 @@ def _words(config: triton.Config) -> str:
 
 
 def _here(call: KernelCall, configs: list[triton.Config]) -> Results:
-    """Check in this process. The interpreter needs one run for configs that differ in options alone."""
+    """Check in this process. The interpreter needs one run for configs that differ only in options."""
     results: dict[Any, float | TuningError | None] = {}
     for config in configs:
         options = "" if call.device == HOST else str(config)
@@ -198,16 +202,16 @@ def _elsewhere(call: KernelCall, configs: list[triton.Config]) -> Results:
 
 
 def _resources_of(call: KernelCall, config: Config | triton.Config) -> Resources:
-    """Compile a config of a call on `StandIn`s, and read what its kernel takes. Raises TuningError."""
+    """Compile a config of a call on `StandIn`s, and return its kernel's resources. Raises TuningError."""
     try:
         kernel = call.compiled(config)
     except Exception as error:  # a compiler may raise anything, and all of it means "refused"
-        said = re.search(r"^ptxas (?:fatal|error)\s*:\s*(.+)", str(error), re.MULTILINE)
-        raise TuningError(f"ptxas: {said[1]}"[:200] if said else brief(error)) from error
+        reported = re.search(r"^ptxas (?:fatal|error)\s*:\s*(.+)", str(error), re.MULTILINE)
+        raise TuningError(f"ptxas: {reported[1]}"[:200] if reported else brief(error)) from error
     try:
         return resources(kernel)
     except (OSError, subprocess.SubprocessError) as error:
-        raise TuningError(f"what its kernel takes cannot be read: {brief(error)}") from error
+        raise TuningError(f"the kernel's resources cannot be read: {brief(error)}") from error
 
 
 def _resources_in_worker(shipment: Shipment, config: Config, cache: str) -> Resources:
@@ -316,9 +320,9 @@ def check(
     `grid` nor a reference is needed, and tensors may be in host memory or on the meta device.
 
     Args:
-        kernel: a kernel under `tritile.autotune`, `triton.autotune` or `triton.jit` alone. If it has a list
-            of configs, those are checked that its pruning leaves for the call; if a `tritile.Space`, all; if
-            none, it is checked with the options of a launch, such as num_warps, that are among its arguments.
+        kernel: a kernel under `tritile.autotune` or `triton.autotune`, or a bare `triton.jit` one. If it has
+            a list of configs, those are checked that its pruning leaves for the call; if a `tritile.Space`,
+            all; if none, it is checked with the launch options, such as num_warps, among its arguments.
         grid: the grid of the launch, as `kernel[grid]` takes it. A function gets all arguments by name.
         make: called with sizes; returns the arguments of a call, in their order or by name, "grid" included
             if it depends on sizes. It is called with the sizes passed to `check` and with each one less, so
@@ -334,7 +338,7 @@ def check(
         InvalidValueError: an argument is missing or does not fit, there is no reference or no grid, or
             tensors are in host memory without `device` or TRITON_INTERPRET=1.
         TuningError: `device` is passed, and TRITON_INTERPRET is set.
-        Exception: what the reference or `make` raises.
+        Exception: what the reference, `make` or the kernel's pruning raises.
     """
     is_bare = isinstance(kernel, (JITFunction, InterpretedFunction))
     kernel = autotune([triton.Config({})], key=[])(kernel) if is_bare else copy.copy(tuner_for(kernel))
@@ -399,5 +403,7 @@ def check(
         left = [c for c in configs if str(c) not in found or found[str(c)].outcome in ("right", "compiled")]
         for config, result in run(call, left):
             found[str(config)] = _outcome(config, result, found.get(str(config)), labels[-1], on)
-    name = kernel.base_fn.__qualname__
-    return CheckResult(name, on, tuple(labels), tuple(found.values()), target is not None, tuple(compared))
+    name, pruned = kernel.base_fn.__qualname__, max(0, len({*map(str, kernel.configs)}) - len(found))
+    return CheckResult(
+        name, on, tuple(labels), tuple(found.values()), target is not None, tuple(compared), pruned
+    )

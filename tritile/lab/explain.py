@@ -46,16 +46,16 @@ SHARED: Final = "shared memory"
 LATENCY: Final = "latency"
 _ALTERNATIVES: Final = 4
 _UNEXPLAINED: Final = 1.5  # no unit explains a time that is longer than its longest part by this factor
-# Most warps and blocks of one SM, by compute capability: "Compute Capabilities" in NVIDIA's CUDA C++
+# Most resident warps and blocks of an SM, by compute capability: "Compute Capabilities" in NVIDIA's CUDA C++
 # Programming Guide.
-_MOST: Final = dict.fromkeys((70, 72, 80, 90, 100, 101, 103), (64, 32)) | {
+_SM_LIMITS: Final = dict.fromkeys((70, 72, 80, 90, 100, 101, 103), (64, 32)) | {
     75: (32, 16), 86: (48, 16), 87: (48, 16), 89: (48, 24), 120: (48, 32), 121: (48, 32),
 }  # fmt: skip
-_MOST_ELSEWHERE: Final = (48, 16)  # the least of recent GPUs, except 7.5
-_REGISTERS: Final = 65536  # of an SM, in four partitions; a warp takes them in units of 256
-_RESERVED: Final = 1024  # bytes of shared memory that the system takes for each block
-_L2_BYTES: Final = 64.0  # that an SM takes from the L2 cache in a clock, with all reading
-_SHARED_BYTES: Final = 128  # that shared memory of an SM moves in a clock: 32 banks of 4 bytes
+_OTHER_LIMITS: Final = (48, 16)  # the least of recent GPUs, except 7.5
+_REGISTERS: Final = 65536  # of an SM, in four partitions; allocated to warps in units of 256
+_RESERVED: Final = 1024  # bytes of shared memory that the system reserves per block
+_L2_BYTES: Final = 64.0  # per SM per clock from the L2 cache, with all SMs reading
+_SHARED_BYTES: Final = 128  # per clock of an SM's shared memory: 32 banks of 4 bytes
 
 
 def _counted(count: int, noun: str) -> str:
@@ -167,7 +167,7 @@ class Explanation(Tabular, Cost):
 
     @property
     def roof_us(self) -> float:
-        """The least time of any kernel on this GPU, in microseconds.
+        """A lower bound on the time of any kernel on this GPU, in microseconds.
 
         It follows from memory bandwidth and, if the peak rate of the dtype is in a table, from arithmetic.
         """
@@ -257,11 +257,11 @@ class Explanation(Tabular, Cost):
             ("predicted", us_text(self.predicted_us)),
             ("measured", measured),
         ]
-        for one in self.alternatives:
+        for i, one in enumerate(self.alternatives):
             times = f"measured {us_text(one.measured_us)}, " if one.measured_us is not None else ""
             times += f"predicted {us_text(one.predicted_us)}; {one.bound}"
             cost = f"{bytes_text(one.tiled.total)}, {one.tiling.filled:.1%} filled"
-            rows.append(("or", f"{one.config}: {times}; {cost}"))
+            rows.append(("" if i else "other tiles", f"{one.config}: {times}; {cost}"))
         return rows
 
 
@@ -269,7 +269,7 @@ def occupancy(used: Resources, warps: int, device: Device) -> Occupancy | None:
     """Return a kernel's occupancy from its resources and its warps per program; None for AMD GPUs."""
     if device.backend != "cuda":
         return None
-    most, blocks = _MOST.get(device.nvidia, _MOST_ELSEWHERE)
+    most, blocks = _SM_LIMITS.get(device.nvidia, _OTHER_LIMITS)
     of_warp = max(256, -(-used.registers * device.warp_size // 256) * 256)
     counts = {
         "registers": _REGISTERS // of_warp // 4 * 4 // warps,  # whole warps in each of four partitions

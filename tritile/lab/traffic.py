@@ -25,7 +25,7 @@ from tritile.families.skinny import family_k as skinny_k
 from tritile.families.skinny import family_n
 
 SECTOR: Final = 32  # bytes
-_ROW: Final = 128  # rows of a copied operand are multiples of these bytes
+_COPY_ROW: Final = 128  # bytes: rows of a copied operand are padded to multiples of these
 _PARTIAL: Final = 4  # bytes of an element of a partial sum
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB", "PB")
 
@@ -47,7 +47,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a config cuts a problem up.
+    """How a config tiles a problem.
 
     `programs` exceeds `tiles` if several programs share the K of a tile, or of some tiles; `partials` is
     then how many bytes of partial sums they write and read back. `filled` is the share of what tiles cover
@@ -70,7 +70,7 @@ def bytes_text(count: float) -> str:
 
 
 def unique(problem: Plain) -> Traffic:
-    """Every input read once, the output written once: the least of any tiling.
+    """Every input read once, the output written once: a lower bound for any tiling.
 
     An element that a permutation reads repeatedly, over a dimension of stride 0, counts once. An operand that
     the whole batch of a product shares counts for each matrix, as the problem does not say that it is shared.
@@ -98,7 +98,7 @@ def untiled(problem: Plain) -> Traffic:
     found = []
     for steps in (problem.x_strides, problem.out_strides):
         starts = math.gcd(SECTOR, *(step * size for step in steps if step > steps[along]))
-        found.append(elements / length * _row(length, steps[along], size, starts))
+        found.append(elements / length * _row_bytes(length, steps[along], size, starts))
     return Traffic(*found)
 
 
@@ -109,18 +109,22 @@ def tiled(problem: Plain, config: Config, device: Device) -> Traffic:
     counts as its core, without the kernels that convert operands.
     """
     if isinstance(problem, PermuteProblem):
-        return _moved(problem, config)
+        return _permute_traffic(problem, config)
     problem = problem.core
-    down, wide = tile_counts(config, problem)
+    tiles_m, tiles_n = tile_counts(config, problem)
     # Each column of tiles reads all of a, each row of tiles all of b; of pairs, each row of pairs.
     once = problem.batch * problem.k * problem.itemsize
     sums = tiling(problem, config, device).partials
-    read = once * (problem.m * wide + problem.rights * problem.n * (down // config.num_ctas))
+    read = once * (problem.m * tiles_n + problem.rights * problem.n * (tiles_m // config.num_ctas))
     found = Traffic(read + sums, unique(problem).written + sums)
     if config.family == odd_rows.NAME:
         x, copies = odd_rows.copied(problem)
         return found + Traffic(x * problem.itemsize, copies * problem.itemsize)
-    return found if config.family in (tile.NAME, skinny_k.NAME, family_n.NAME) else found + _copied(problem)
+    return (
+        found
+        if config.family in (tile.NAME, skinny_k.NAME, family_n.NAME)
+        else found + _copy_traffic(problem)
+    )
 
 
 def tiling(problem: Plain, config: Config, device: Device) -> Tiling:
@@ -130,13 +134,13 @@ def tiling(problem: Plain, config: Config, device: Device) -> Tiling:
             box = boxes.box_of(config, problem)
             tiles, sides = boxes.boxes_of(box, problem), math.prod(box.sides)
         else:
-            of = covers(problem, config)
+            of = coverage(problem, config)
             tiles, sides = of.tiles_m * of.tiles_n * problem.batch, of.m * of.n
         return Tiling(tiles, tiles, min(1.0, math.prod(problem.shape) / (tiles * sides)))
     problem = problem.core
     m, n = tile_of(config, problem)
-    down, wide = tile_counts(config, problem)
-    tiles = down * wide * problem.batch
+    tiles_m, tiles_n = tile_counts(config, problem)
+    tiles = tiles_m * tiles_n * problem.batch
     programs, sums = tiles, 0  # elements of partial sums
     if config.family in (descriptor.NAME, odd_rows.NAME):
         programs = tiles * config["SPLIT_K"]
@@ -150,12 +154,12 @@ def tiling(problem: Plain, config: Config, device: Device) -> Tiling:
         programs = tiles * parts
         sums = parts * problem.batch * problem.m * problem.n * (parts > 1)
     padded_k = -(-problem.k // config["BLOCK_K"]) * config["BLOCK_K"]
-    filled = problem.m / (down * m) * problem.n / (wide * n) * problem.k / padded_k
+    filled = problem.m / (tiles_m * m) * problem.n / (tiles_n * n) * problem.k / padded_k
     return Tiling(tiles, programs, filled, sums * _PARTIAL)
 
 
 def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
-    """Rows and columns of the tile that a program makes of a product."""
+    """Rows and columns of a product's tile."""
     if config.family in skinny.FAMILIES:
         return skinny.tile_of(config, problem)
     if config.family == odd_rows.NAME:
@@ -164,14 +168,14 @@ def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
 
 
 def tile_counts(config: Config, problem: MatmulProblem) -> tuple[int, int]:
-    """How many tiles lie one below the other, in whole pairs if CTAs are paired, and side by side."""
+    """Number of tiles along M, in whole pairs if CTAs are paired, and along N."""
     if config.family == odd_rows.NAME:
         return odd_rows.tile_counts(config, problem)
     m, n = tile_of(config, problem)
     return -(-problem.m // (m * config.num_ctas)) * config.num_ctas, -(-problem.n // n)
 
 
-def _copied(problem: MatmulProblem) -> Traffic:
+def _copy_traffic(problem: MatmulProblem) -> Traffic:
     """Traffic of copying operands that descriptors cannot read; rows of copies are padded."""
     found = Traffic(0, 0)
     sides = (
@@ -183,7 +187,7 @@ def _copied(problem: MatmulProblem) -> Traffic:
         if copy:
             outer, inner = (columns, rows) if by_columns != transpose else (rows, columns)
             size = problem.itemsize * problem.batch * outer
-            whole = _ROW // problem.itemsize
+            whole = _COPY_ROW // problem.itemsize
             found += Traffic(size * inner, size * -(-inner // whole) * whole)
     return found
 
@@ -194,14 +198,14 @@ def sectors(run: float, align: int) -> float:
     return sum((start + math.ceil(run) - 1) // SECTOR + 1 for start in starts) / len(starts)
 
 
-def _row(count: int, step: int, size: int, starts: int) -> float:
+def _row_bytes(count: int, step: int, size: int, starts: int) -> float:
     """Bytes of the sectors that `count` elements touch, `step` apart, from multiples of `starts`."""
     if step * size >= SECTOR:
         return count * SECTOR * sectors(size, max(size, 1))
     return sectors((count - 1) * step * size + size, starts) * SECTOR
 
 
-class Covers(NamedTuple):
+class Coverage(NamedTuple):
     """How many tiles a permutation has along m and n, and how many rows and columns each moves."""
 
     tiles_m: int
@@ -210,8 +214,8 @@ class Covers(NamedTuple):
     n: int
 
 
-def covers(problem: PermuteProblem, config: Config) -> Covers:
-    """How a config's tiles cover a permutation."""
+def coverage(problem: PermuteProblem, config: Config) -> Coverage:
+    """Return how a config's tiles cover a permutation."""
 
     def covered(extent: int, block: int, least_step: int) -> tuple[int, int]:  # as `tile_span` of permute
         tiles, step = -(-extent // block), min(least_step, block)
@@ -220,10 +224,10 @@ def covers(problem: PermuteProblem, config: Config) -> Covers:
 
     word = min(problem.itemsize, 8)
     m = covered(problem.m, config["BLOCK_M"], unit(problem.m, word))
-    return Covers(*m, *covered(problem.n, config["BLOCK_N"], unit(problem.n, word)))
+    return Coverage(*m, *covered(problem.n, config["BLOCK_N"], unit(problem.n, word)))
 
 
-def _moved(problem: PermuteProblem, config: Config) -> Traffic:
+def _permute_traffic(problem: PermuteProblem, config: Config) -> Traffic:
     """Sectors of all runs of all tiles, some of which are moved a second time at the end of a side."""
     size = problem.itemsize
     if config.family == boxes.BOX:
@@ -231,7 +235,7 @@ def _moved(problem: PermuteProblem, config: Config) -> Traffic:
         elements, sides = boxes.boxes_of(box, problem) * math.prod(box.sides), box.sides
         runs = box.run, box.pieces.size
     else:
-        of = covers(problem, config)
+        of = coverage(problem, config)
         elements = of.tiles_m * of.m * of.tiles_n * of.n * problem.batch
         own = dict.fromkeys(problem.plane.n, of.n) | dict.fromkeys(problem.plane.m, of.m)
         sides = tuple(min(own.get(i, 1), extent) for i, extent in enumerate(problem.shape))
@@ -242,7 +246,7 @@ def _moved(problem: PermuteProblem, config: Config) -> Traffic:
         if dense > 1:  # with gaps between elements, a row runs along the densest dimension
             count = sides[steps.index(dense)]
             starts = math.gcd(SECTOR, *(step * size for step in steps if step > dense), count * dense * size)
-            found.append(elements / count * _row(count, dense, size, starts))
+            found.append(elements / count * _row_bytes(count, dense, size, starts))
             continue
         starts = math.gcd(SECTOR, *(step * size for step in steps if step >= run), run * size)
         found.append(elements / run * sectors(run * size, starts) * SECTOR)

@@ -1,7 +1,7 @@
-"""`tritile.warm`: compile the kernels of calls to come into Triton's cache, in parallel processes.
+"""`tritile.warm`: compile the kernels of later calls into Triton's cache, in parallel processes.
 
 Triton finds a kernel by a key of its source, options, target and compiler. The kernels are compiled by the
-code that a call runs, so that the key, and what lies there, are those that the call looks up.
+code that a call runs, so that their keys and contents are those that the call looks up.
 """
 
 import contextlib
@@ -221,7 +221,7 @@ def warm(
     mode "strict" nothing is compiled: this says whether such calls would find all that they need.
 
     Args:
-        what: the operation or its name, followed by the arguments of the call, or a problem alone, as
+        what: the operation or its name, followed by the arguments of the call, or just a problem, as
             `tritile.plan` takes them; or a kernel under `tritile.autotune` or Triton's, followed by its
             arguments. Such a kernel is compiled with the config that the call would run, in this process: not
             while another thread launches kernels. `tritile.check(kernel, ..., device=)` compiles all its

@@ -130,7 +130,7 @@ def check_gpu(op: str, a: torch.Tensor) -> None:
 
 
 def number_of(op: str, name: str, value: Any, like: torch.Tensor) -> complex:
-    """Return a number, which may be symbolic, as a float; complex for complex operands alone.
+    """Return a number, which may be symbolic, as a float, or for complex operands as a complex.
 
     Raises InvalidValueError for anything else. A bool is no number.
     """

@@ -74,7 +74,7 @@ _ARE_TENSORS: Final = {
     op: [kind.startswith("Tensor") for kind, _ in _arguments(schema)] for op, schema in SCHEMAS.items()
 }
 _ARE_OPTIONS: Final = {op: [not is_tensor for is_tensor in each] for op, each in _ARE_TENSORS.items()}
-# The names of the arguments of each operation, of its options, and of what its operator takes by name alone.
+# The names of the arguments of each operation, of its options, and of its operator's keyword-only arguments.
 NAMES: Final = {op: tuple(name for _, name in _arguments(schema)) for op, schema in SCHEMAS.items()}
 OPTIONS: Final = {op: tuple(compress(names, _ARE_OPTIONS[op])) for op, names in NAMES.items()}
 NAMED: Final = {

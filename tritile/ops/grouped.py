@@ -85,7 +85,7 @@ def grouped_matmul(
     one before it counts as equal to that one; an offset outside of 0 to `total` counts as the nearer of the
     two. So no offset makes the call read or write anything else. Sums are kept in float32.
 
-    On a GPU some groups are computed by torch alone:
+    On a GPU some groups are computed only by torch:
 
     - fp8, on Hopper: float8_e4m3fn to bfloat16, with contiguous rows of a and columns of b that start on 16
       bytes, N and K multiples of 16 (M and K if groups divide columns of b), and fewer than 1,024 groups.

@@ -115,7 +115,7 @@ class CachedLaunches:
         if not {*indices} <= {*self.indices}:
             self.by_alignment = {}  # launches under a shorter key are prepared again under the longer one
             self.indices = tuple(sorted({*self.indices, *indices}))
-            self.select = itemgetter(*self.indices, self.indices[0])  # one index alone would give no tuple
+            self.select = itemgetter(*self.indices, self.indices[0])  # a single index would give no tuple
         alignment = tuple([at & 15 for at in self.select(addresses)])
         if alignment not in self.by_alignment and len(self.by_alignment) >= _MAX_ALIGNMENTS:
             # Another thread may have dropped it.

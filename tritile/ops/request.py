@@ -27,7 +27,7 @@ from tritile.core.log import log
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.core.settings import current_mode, invariantly, is_batch_invariant, rules
 from tritile.core.threads import once
-from tritile.core.torch_private import constant_in_graphs
+from tritile.core.torch_private import constant_in_graphs, guard_graph
 from tritile.core.triton_private import INTERPRETING
 from tritile.errors import (
     HostWarning,
@@ -151,7 +151,7 @@ def request_of(op: str, *values: Any) -> Request:
 
 def computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
     """Compute a call that is not cached, directly or through torch's dispatcher."""
-    if is_dynamo_compiling() and out is None and settings.may_lower and _is_static(tensors, options):
+    if is_dynamo_compiling() and out is None and _is_static(tensors, options) and _may_lower():
         facts = tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)
         if _is_lowered(op, facts, options):
             return lowered(op, tensors, options)
@@ -424,6 +424,19 @@ def _is_static(tensors: Tensors, options: Key) -> bool:
 
 
 @constant_in_graphs
+def _may_lower() -> bool:
+    """True if torch's own product may go into the traced graph, which then runs in such settings alone."""
+    if torch.compiler.is_exporting():
+        return False
+    try:
+        found = settings.may_lower()
+    except TritileError:  # the operator raises it
+        return False
+    guard_graph(settings.may_lower, found)
+    return found
+
+
+@constant_in_graphs
 def _is_lowered(op: str, facts: Key, options: Key) -> bool:
     """True if the plan of a traced call is torch's kernel, whose operator then goes into the graph.
 
@@ -435,15 +448,13 @@ def _is_lowered(op: str, facts: Key, options: Key) -> bool:
     if op not in LOWERED or dtype in BYTES or not is_real or sees_every_call():
         return False
     on_one_gpu = device.type == "cuda" and all(fact is None or fact[3] == device for fact in facts)
-    if not on_one_gpu or torch.compiler.is_exporting():
+    if not on_one_gpu:
         return False
     tensors = [
         None if fact is None else torch.empty_strided(*fact[:2], dtype=fact[2], device="meta")
         for fact in facts
     ]
     try:
-        if not rules().aten:
-            return False
         request = REQUESTS[op](op, tensors, options)
         shape, dtype, precision = request.checked(None)
         problem = request.call(torch.empty(shape, dtype=dtype, device="meta"), precision).problem

@@ -94,13 +94,13 @@ def by_turns(
                 raise
             faults[config] = str(error)
 
-    def compute(given: Tensors, at: Callable[[], tuple[Any, torch.Tensor]]) -> torch.Tensor:
-        """Compute with torch on `given`, or with a launch on the addresses, and into the tensor, of `at`."""
+    def compute(values: Tensors, at: Callable[[], tuple[Any, torch.Tensor]]) -> torch.Tensor:
+        """Compute with torch on `values`, or with a launch on the addresses, and into the tensor, of `at`."""
 
         def ready(config: Config) -> Callable[[], torch.Tensor]:
             if config == aten.CONFIG:
                 assert torch_call is not None
-                return functools.partial(torch_call, *given)
+                return functools.partial(torch_call, *values)
             if config in faults:
                 raise TuningError(faults[config])
             launch, (addresses, made) = launches[config], at()
@@ -115,12 +115,12 @@ def by_turns(
             computed: torch.Tensor = search.make(ready)
         return computed
 
-    def computed_again(*given: Any) -> torch.Tensor:
+    def computed_again(*values: Any) -> torch.Tensor:
         def at() -> tuple[Any, torch.Tensor]:
-            made = memo.new_output(*form) if len(given) == count else given[-1]
-            return select(addresses_of((*given[:count], made))), made
+            made = memo.new_output(*form) if len(values) == count else values[-1]
+            return select(addresses_of((*values[:count], made))), made
 
-        return compute(given, at)
+        return compute(values, at)
 
     addresses = [memory.address for memory in call.memory]
     made = compute(tensors if out is None else (*tensors, out), lambda: (addresses, result))

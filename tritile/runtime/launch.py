@@ -207,7 +207,7 @@ def bound(work: Work, tensors: Mapping[str, Any], index: int, fault: str) -> Lau
             return Launch(work, kernels, tensors, index)
         except NotCompiledError:
             raise
-        except Exception as error:  # compilers and drivers raise many kinds, for this config alone
+        except Exception as error:  # compilers and drivers raise many kinds, for this config only
             if is_bug(error):
                 raise
             raise TuningError(f"{fault}: {brief(error)}") from error

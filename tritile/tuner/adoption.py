@@ -174,11 +174,11 @@ class Adoption:
                 yield f"tritile.adopt: no kernel that was called is named {pattern!r}{hint}"
         for pattern, own in self.bucket.items():
             named = [keys for name, keys in called.items() if self.names(name) and _matches(name, (pattern,))]
-            known = dict.fromkeys(key for keys in named for key in keys)
+            found = dict.fromkeys(key for keys in named for key in keys)
             for argument in own if named and _has_wildcards(pattern) else ():  # else the call raised
-                if argument not in known:
+                if argument not in found:
                     what = f"no kernel that was called and matches {pattern!r} has {argument!r} in its key"
-                    hint = f"their keys hold {', '.join(known) or 'nothing'}{did_you_mean(argument, known)}"
+                    hint = f"their keys hold {', '.join(found) or 'nothing'}{did_you_mean(argument, found)}"
                     yield f"tritile.adopt: a bucket is unused: {what}; {hint}"
 
     def _remarks(self) -> Iterator[str]:
@@ -444,7 +444,7 @@ def tuner_of(kernel: Any) -> "Adopted | None":
 def tuner_for(what: Any) -> Any:
     """Return tritile's tuner of a kernel under `triton.autotune`; anything else unchanged.
 
-    For a kernel that nobody adopted it is a new tuner, which leaves the kernel and its cache alone.
+    For a kernel that nobody adopted it is a new tuner, which does not touch the kernel and its cache.
     """
     from tritile.core.triton_private import Autotuner as TritonAutotuner
     from tritile.tuner.adopted import Adopted
@@ -485,12 +485,12 @@ def _similar(pattern: str, called: Collection[str]) -> str:
     """Return a hint at a kernel, or at the pattern of a module, that a misspelt pattern may mean."""
     from tritile.errors import did_you_mean
 
-    known = [*called]
+    names = [*called]
     for name in called:
         modules, _, own = name.rpartition(".")
-        known += [own, *(f"{module}.*" for module in accumulate(modules.split("."), "{}.{}".format))]
+        names += [own, *(f"{module}.*" for module in accumulate(modules.split("."), "{}.{}".format))]
     text = pattern.strip("*")
-    return did_you_mean(text, known) or did_you_mean(text.rpartition(".")[2], known)
+    return did_you_mean(text, names) or did_you_mean(text.rpartition(".")[2], names)
 
 
 def _state_of(kernel: Any) -> _State:

@@ -91,8 +91,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     The time of each config is stored by GPU, versions and kernel source, so a changed list of configs
     measures only what is new. A remembered config runs only if the kernel's pruning leaves it for the current
-    call. Nothing is measured while a CUDA graph is captured. A config that fails, in whatever way, fails
-    alone. In Triton's interpreter the first config that the pruning leaves runs, unmeasured.
+    call. Nothing is measured while a CUDA graph is captured. A config that fails, in whatever way,
+    stops no other. In Triton's interpreter the first config that the pruning leaves runs, unmeasured.
     """
 
     configs_top_k: Any
@@ -319,7 +319,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     def digest(self) -> str:
         """The digest of the kernel's source and of the user's benchmark, under which trials are stored.
 
-        With tritile's own benchmark it is the digest of the source alone.
+        With tritile's own benchmark it is only the source's digest.
         """
         fn, bench, digest = self._digest
         if fn is not self.fn or bench is not self.do_bench:

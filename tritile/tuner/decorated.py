@@ -1,6 +1,6 @@
 """Tune one call of a decorated kernel: the search shared with tritile's own operations runs its configs.
 
-In worker processes configs run on copies of the call's memory, and one that hangs or crashes fails alone.
+In worker processes configs run on copies of the call's memory, and one that hangs or crashes stops no other.
 Otherwise they run one after the other in this process, on the call's own arguments.
 """
 

@@ -131,7 +131,7 @@ class Turns:
     # In a thread.
 
     def _measured(self, gpu: int, measure: Callable[[], None]) -> None:
-        """Measure; `gate` is held, and released at the end."""
+        """Measure. The caller has acquired `gate`; release it at the end."""
         try:
             ignore_captures_of_others()
             torch.cuda.set_device(gpu)  # of this thread

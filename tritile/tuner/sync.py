@@ -234,7 +234,7 @@ def _numbers(ranks: Sequence[int]) -> str:
 def _check_alike(chosen: Sequence[Mapping[Place, Choice]], numbers: Sequence[int]) -> None:
     """Raise NotTunedError if ranks chose different configs for a problem.
 
-    So they may by the configs on offer: the kernel's pruning may see more of a call than its problem tells.
+    They may if their configs differ: the kernel's pruning may see more of a call than its problem holds.
     But if no two ranks chose among the same kernels, their sources or settings differ.
     """
     found: dict[Any, dict[Place, dict[Config, list[int]]]] = defaultdict(dict)  # by GPU and problem
@@ -319,9 +319,9 @@ def _add(here: Mapping[Row, Device], batch: Sequence[Spot], received: Iterable[A
         text = f"sync: skipped {len(reasons)} trials of other ranks that are not valid: {reasons[0]}"
         warnings.warn(text, StoreWarning, stacklevel=errors.callers_level())
     new: dict[tuple[Row, str], list[Trial]] = defaultdict(list)
-    known = _rows(here, found)
+    stored = _rows(here, found)
     for spot, trials in found.items():
-        new[spot[:2]] += [trial for trial in merged(trials) if row_of(trial) not in known[spot]]
+        new[spot[:2]] += [trial for trial in merged(trials) if row_of(trial) not in stored[spot]]
     for (gpu, kernel), trials in new.items():
         store_of(here[gpu]).add(kernel, *trials)
     return sum(map(len, new.values()))

@@ -143,7 +143,7 @@ FIT: Final = Fit()
 
 _ODD_A, _ODD_B, _ODD_OUT = 0.5, 0.4, 0.2  # share by which tiles take longer if rows start on no sectors
 _OFF_LINE: Final = 0.1  # the same if rows of a or b do not start on lines
-_BY_ROW: Final = 0.05  # share of an SM's work added if b is row-major, and so read across K
+_BY_ROW: Final = 0.05  # share of an SM's work added if b is row-major, so that its tiles are strided along K
 _POWER: Final = 1.5  # the larger, the less the faster bounds add to the slowest
 _SUMS: Final = 5e6  # bytes a microsecond of sums that programs share
 _COPY_US: Final = 1.0  # of an operand that is copied first, besides its bytes

@@ -6,7 +6,7 @@ from typing import Any, Final
 from tritile.core.call import View
 from tritile.core.config import Config
 
-MAX_AXIS: Final = 65535  # programs along the second and third axis of a grid
+MAX_AXIS: Final = 65535  # programs along grid axes y and z
 WIDE_FROM: Final = 2**31 - 2**16  # from here on an index, a block past the end included, may need 64 bits
 POLLS: Final = 64  # some 40 us: parts of a tile end closer together if all programs run at once
 
@@ -29,8 +29,8 @@ def units(view: View) -> tuple[int, int, int]:
 
 def grid(tiles: int, batch: int) -> tuple[int, int, int]:
     """Return the grid over tiles of a matrix, then matrices, over two axes as one is too short."""
-    across = min(batch, MAX_AXIS)
-    return tiles, across, -(-batch // across)
+    y = min(batch, MAX_AXIS)
+    return tiles, y, -(-batch // y)
 
 
 def options(config: Config, **more: Any) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def rate(problem: MatmulProblem, device: Device) -> float:
 
 
 def peak_tflops(problem: MatmulProblem, device: Device) -> float | None:
-    """Return the hardware's peak for this product's kind, in TFLOP/s; None if it is not known.
+    """Return the hardware's peak for this product's kind, in TFLOP/s; None if it is unknown.
 
     It is the maker's dense rate of an SM and clock, times SMs and the device's clock. No kernel reaches it:
     tensor cores do not hold that clock for long. A product made through another counts as that one: a
@@ -72,6 +72,6 @@ def slowdown(problem: MatmulProblem, device: Device, copied: tuple[bool, bool] |
     """
     if problem.precision != "tf32" or device.nvidia != 90:
         return 1.0
-    across = problem.a_layout == "column", problem.b_layout != "column"
-    over = any(own and not copy for own, copy in zip(across, copied or (False, False), strict=True))
+    strided = problem.a_layout == "column", problem.b_layout != "column"
+    over = any(own and not copy for own, copy in zip(strided, copied or (False, False), strict=True))
     return (2.7 if copied is None else 1.0) * (1.8 if over else 1.0)

@@ -15,7 +15,7 @@ from tritile.runtime.work import Buffer
 FAMILIES: Final = ("skinny_k", "skinny_n")  # without tensor cores
 MOST_ROWS: Final = 8  # that these make
 DTYPES: Final = ("float16", "bfloat16", "float32")
-LANES: Final = 128  # that an SM issues to in a clock
+LANES: Final = 128  # FMA lanes per SM per clock
 WORD: Final = 16  # bytes
 _TRANSPOSED: Final = {"row": "column", "column": "row"}
 

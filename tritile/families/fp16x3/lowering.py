@@ -37,7 +37,7 @@ loss 15 u of |a| |b|. Normal, uniform and log-normal data pass, and those throug
 harm, or a row's largest element is not within 2^-60 to 2^60, or there are infinities or NaN, the core does
 nothing, and a kernel of plain fp32 does its work.
 
-If K is contiguous a program holds whole rows, which are read once. If rows lie across K, or are too
+If K is contiguous a program holds whole rows, which are read once. If rows are strided along K, or are too
 long, tiles are split, each by a program, after a launch that reads all for the rows' largest elements. Both
 count elements that are not dense, and lossy ones; counts of tiles are added up by atomic operations, and as
 they only grow, the tile whose addition takes one past its limit sets the flag: it is the same.
@@ -61,12 +61,12 @@ find_peaks: Final = Kernel("tritile.families.fp16x3.kernel", "find_peaks")
 split: Final = Kernel("tritile.families.fp16x3.kernel", "split")
 
 _BLOCK: Final = 2048  # elements that a program splits at once; more if whole rows are longer
-_WHOLE: Final = {False: 8192, True: 128}  # the largest K of whole rows, by whether rows lie across K
+_WHOLE: Final = {False: 8192, True: 128}  # the largest K of whole rows, by whether K is strided
 _TILE: Final = {False: (2, 1024), True: (64, 64)}  # rows and columns of a block if rows are not whole
 _LONG: Final = 4096  # K above which whole rows take twice the warps, and tiles twice the columns
 _WARPS: Final = 8
 _REGISTERS: Final = 64  # of a thread: 1024 threads run on an SM, with at most 16 loaded elements each
-_MORE_REGISTERS: Final = 128  # if rows lie across K, or do not start on 16 bytes: more addresses
+_MORE_REGISTERS: Final = 128  # if K is strided, or rows do not start on 16 bytes: more addresses
 _ALIGNED: Final = 4  # elements of 16 bytes
 _PROGRAMS: Final = 528  # that find peaks, at most: 4 on each SM of an H200
 _CHUNKS: Final = 16  # of a row, at most; but
@@ -134,9 +134,9 @@ def _parts(
     high, wide = _TILE[column_major]
     high, wide = (max(1, _BLOCK // whole), whole) if once else (high, wide * _warps(k) // _WARPS)
     count, shape, stepped, steps = copied_batch(view, batch_shape)
-    across = -(-rows // PART_UNIT) * PART_UNIT
-    strides = (1, across) if column_major else (3 * part, 1)
-    matrix = 3 * part * (across if column_major else rows)
+    padded_rows = -(-rows // PART_UNIT) * PART_UNIT
+    strides = (1, padded_rows) if column_major else (3 * part, 1)
+    matrix = 3 * part * (padded_rows if column_major else rows)
     bands = count * -(-rows // high)
     most = min(_PROGRAMS // bands, max(_CHUNKS, _LEAST // bands), -(-k // wide))
     chunks = 0 if once else max(1, most)

@@ -82,7 +82,7 @@ def fault(config: Config, problem: Product, device: Device, parameters: tuple[st
     if not device.has_tma:
         return f"{device.name} has no tensor memory accelerator"
     if not products.uses_tensor_cores(problem):
-        return f"{problem.dtype} {problem.precision} is summed by the tile kernel alone"
+        return f"{problem.dtype} {problem.precision} is summed by the tile kernel only"
     reason = products.config_fault(config, parameters, warps=8, stages=(2, 8)) or products.dot_fault(
         config, problem
     )

@@ -46,7 +46,7 @@ class Operands(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """Hold tiles in shared memory, and the barriers that tell which stages are full or empty."""
+    """Hold tiles in shared memory, and the barriers of full and of empty stages."""
 
     a: Any
     b: Any
@@ -205,17 +205,17 @@ def tile_at(index, grid, meta: gl.constexpr):
     return outer, inner, row, column
 
 
-# --- What the CTAs of a pair tell each other. ---
+# --- Synchronisation of the CTAs of a pair. ---
 #
-# Which stages are empty concerns both, as the first CTA copies tiles of b to both. Gluon's `mbarrier.arrive`
-# reaches barriers of its own CTA alone in triton 3.7, and has no name for an address in shared memory, so
-# these barriers lie beside Triton's shared memory, and PTX handles them. `barrier.cluster` waits for all
-# threads of a CTA, those of other partitions included.
+# The first CTA copies tiles of b to both, so it waits until a stage is empty in both. In triton 3.7 Gluon's
+# `mbarrier.arrive` reaches only barriers of its own CTA, and Gluon has no shared-memory addresses, so these
+# barriers lie outside Triton's shared memory, and PTX handles them. `barrier.cluster` waits for all threads
+# of a CTA, those of other partitions included.
 # Source: PTX ISA, `mapa`, `mbarrier` and `barrier.cluster`.
 
 # Clusters are made from 3.7 on: 3.6 looks this name up and does not call it.
 allocate_mbarrier = getattr(mbarrier, "allocate_mbarrier", None)
-# Has the other CTA and TMA see barriers as they were made, once both CTAs have met; 3.9 has no name for it.
+# Makes initialised barriers visible to the other CTA and TMA once both CTAs have synced; not in 3.9.
 fence_init_release_cluster = getattr(mbarrier, "fence_init_release_cluster", None)
 
 

@@ -56,7 +56,7 @@ class Fit:
     written = 6.48  # to find where a word is written
     dimension = 12.6  # of one more dimension of either
     division = 6.97  # of one more dimension of an element in its piece
-    one_program = 12.8  # bytes a clock of one program alone on its SM
+    one_program = 12.8  # bytes per clock of a program that has its SM to itself
     clock = 1.06  # share of the highest clock
     power = 2.68  # the larger, the less the faster bounds add to the slowest
     start_us = 2.26
@@ -94,7 +94,7 @@ class Box(NamedTuple):
     """Hold how boxes of a problem lie.
 
     `sides`: of each dimension; `rows`: what is read of each. `read`: elements read at once. `run`: elements
-    that lie side by side in x, of the dimensions `runs`; `across`: the others, the densest in x first.
+    that lie side by side in x, of the dimensions `runs`; `others`: the rest, the densest in x first.
     `places`: from an element to its neighbour in each dimension, where it was read to; `jump`: how much more
     after each word's worth of the innermost of out. `extent`: elements of all that. `conflicts`: the most
     words of one bank of shared memory that a warp gathers at once.
@@ -106,7 +106,7 @@ class Box(NamedTuple):
     read: int
     runs: tuple[int, ...]
     run: int
-    across: tuple[int, ...]
+    others: tuple[int, ...]
     places: tuple[int, ...]
     jump: int
     extent: int
@@ -234,13 +234,13 @@ def _laid(problem: PermuteProblem, sides: Sequence[int], width: int) -> Box:
         run *= rows[i]
         if sides[i] < shape[i]:
             break
-    across = [i for i in order if i not in runs]
+    others = [i for i in order if i not in runs]
     read = min(max(1, width // problem.itemsize), 1 << (run - 1).bit_length())
     # Words of memory that a run begins and ends in have a place of their own, unless runs are whole words.
     starts = (part * x[i] for i in order if sides[i] < shape[i] for part in (sides[i], shape[i] - sides[i]))
-    whole = gcd(max(1, problem.x_align // problem.itemsize), *starts, *(x[i] for i in across)) % read == 0
+    whole = gcd(max(1, problem.x_align // problem.itemsize), *starts, *(x[i] for i in others)) % read == 0
     extent = run + (0 if whole else read - 1)
-    for i in across:
+    for i in others:
         least = max(2, extent + (x[i] - extent) % read)  # that differs from the stride in whole words
         most = least + min(least // 8, 8 * read)
         extent = rows[i] * layout.put(i, range(least, most + 1, read))
@@ -248,7 +248,7 @@ def _laid(problem: PermuteProblem, sides: Sequence[int], width: int) -> Box:
             extent += layout.split(rows[i], read) * -(-rows[i] // pieces.lanes)
     extent += 0 if whole else read - 1
     return Box(
-        tuple(sides), pieces, tuple(rows), read, tuple(runs), run, tuple(across), tuple(layout.places),
+        tuple(sides), pieces, tuple(rows), read, tuple(runs), run, tuple(others), tuple(layout.places),
         layout.jump, extent, layout.conflicts(layout.at),
     )  # fmt: skip
 
@@ -359,7 +359,7 @@ def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
 
 
 def shared(box: Box) -> bool:
-    """True if elements of a word differ in the innermost dimension of out alone."""
+    """True if elements of a word differ only in the innermost dimension of out."""
     pieces = box.pieces
     return not pieces.skewed and pieces.inner != () and box.sides[pieces.inner[0]] % pieces.lanes == 0
 
@@ -373,7 +373,7 @@ def parts_us(config: Config, problem: PermuteProblem, device: Device) -> Parts:
     moved = Fit.memory * problem.bytes * short * (1 + covered) / 2
     turns = max(1.0, boxes / device.processors)
     waves = max(1.0, turns / resident(config, problem, device))
-    issue = next_power_of_2(box.extent) / box.read * (Fit.read + Fit.dimension * len(box.across))
+    issue = next_power_of_2(box.extent) / box.read * (Fit.read + Fit.dimension * len(box.others))
     issue += elements / pieces.lanes * (Fit.written + Fit.dimension * len(pieces.outer))
     issue += 0 if shared(box) else elements * Fit.division * (len(pieces.inner) - 1)
     gather = turns * elements / _BANKS * box.conflicts
@@ -416,7 +416,7 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
 
     read: list[tuple[int, int, int, int]] = []
     index = {}  # of digits, by dimension
-    for i in reversed(box.across):
+    for i in reversed(box.others):
         pitch = lanes * box.places[i] + box.jump
         if box.jump and i == inner[0]:
             read.append((pitch, _magic(pitch), 2**30, lanes * x[i] - pitch))

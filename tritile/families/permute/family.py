@@ -98,7 +98,7 @@ class Fit:
     digit = 7.51  # of one more dimension in a run
     mask = 1.54  # of an element if tiles are uneven
     reach = 1.31  # how many times its share of the bandwidth one SM can use
-    one_program_bytes = 16.1  # bytes a clock of one program alone on its SM
+    one_program_bytes = 16.1  # bytes per clock of a program that has its SM to itself
     gap = 45.4  # clocks from one load of a thread to the next
     setup = 52.8  # instructions of a warp before its first element
     edge = 1.5  # extra cost, in sectors, of a sector that two runs in out share

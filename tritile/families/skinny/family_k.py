@@ -52,9 +52,9 @@ class Fit:
 
 def _configs() -> Iterator[Config]:
     for itemsize in (2, 4):
-        for block_n, across, warps, stages, most in _TILES:
+        for block_n, row_bytes, warps, stages, most in _TILES:
             for block_m in (m for m in (1, 2, 4, 8) if m <= most):
-                blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": across // itemsize}
+                blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": row_bytes // itemsize}
                 yield Config.of(warps, stages, NAME, **blocks)
 
 

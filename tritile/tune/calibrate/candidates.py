@@ -1,4 +1,4 @@
-"""Choose the configs of a class that a sweep times, and of those timed the ones to keep."""
+"""Choose the configs of a class for a sweep to time, and which of the timed ones to keep."""
 
 import math
 from collections import Counter
@@ -28,7 +28,7 @@ _WORST: Final = 3.0  # slowdown that slower and missing times count as
 def is_candidate(config: Config, name: str | None, device: Device) -> bool:
     """False for a config that a class does not need.
 
-    On Hopper `warpgroups` computes aligned 16-bit products in the way of `descriptor` without SPLIT_K, and is
+    On Hopper `warpgroups` computes aligned 16-bit products like `descriptor` without SPLIT_K, and is
     faster at nearly every size.
     """
     if name not in _SPLIT_ONLY or device.nvidia != _HOPPER or config.family != descriptor.NAME:
@@ -73,7 +73,7 @@ def candidates(
 
 
 def covering(rows: Sequence[Row], configs: Sequence[Config], count: int) -> list[Config]:
-    """Choose `count` configs one by one, each lowering the mean time of the best of all the most."""
+    """Choose `count` configs greedily: each lowers most the mean time of the fastest chosen at each size."""
     places = {config: place for place, config in enumerate(configs)}
     losses = np.full((len(rows), len(configs)), _WORST)
     for row, measured in enumerate(rows):

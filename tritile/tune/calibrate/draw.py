@@ -15,9 +15,9 @@ from tritile.tune.suites import OF_ITEMSIZE, Case
 
 _LAYOUTS: Final = ("NN", "NT")
 _NAME: Final = "calibration"
-_WEIGHT: Final = 1 << 29  # elements of a packed weight
+_MAX_WEIGHT: Final = 1 << 29  # elements of a packed weight
 LONG_US: Final = 20.0  # least time, by `limits_us`, of products drawn by time
-# What an H200 reaches at best: bf16 products of committed lines, copies, an empty kernel in a graph.
+# The best of an H200: bf16 products of committed lines, copies, an empty kernel in a graph.
 ROOF_TFLOPS: Final = 800.0
 ROOF_SHARE: Final = 0.883  # of the vendor's bandwidth
 MEMORY_GBPS: Final = 4800.0  # the vendor's bandwidth of an H200
@@ -62,13 +62,13 @@ def _product(
                 return case
 
 
-def _even(dice: Dice, least: int) -> tuple[int, int]:
+def _units(dice: Dice, least: int) -> tuple[int, int]:
     """Draw the units of N and K: mostly 64, else `least`."""
     unit = 64 if dice.random() < 0.7 else least
     return unit, unit
 
 
-def _odd(dice: Dice, number: int) -> Case:
+def _unaligned(dice: Dice, number: int) -> Case:
     units = dice.choice(((1, 1), (1, 1), (1, 64), (64, 1), (2, 2), (4, 4)))
     while True:
         case = _product(dice, number, "bfloat16", _LAYOUTS[number % 2], units, 2.0)
@@ -98,7 +98,7 @@ def permutation(dice: Dice, itemsize: int, unit: int) -> tuple[tuple[int, ...], 
 def _weight(dice: Dice, number: int) -> Case:
     while True:
         m, (n, k) = log_uniform(dice, 1, 4096), (sized(dice, 256, 32768, 128) for _ in range(2))
-        if OPERATIONS[0] <= 2 * m * n * k <= OPERATIONS[1] and n * k <= _WEIGHT:
+        if OPERATIONS[0] <= 2 * m * n * k <= OPERATIONS[1] and n * k <= _MAX_WEIGHT:
             return Case(_NAME, "linear_quantized", "bfloat16", "int4/128", m=m, n=n, k=k)
 
 
@@ -115,14 +115,14 @@ def _permuted(name: str, sizes: tuple[int, ...]) -> Draw:
 
 
 DRAWS: Final[dict[str, Draw]] = {
-    "bf16_nn": lambda dice, number: _product(dice, number, "bfloat16", "NN", _even(dice, 8), 1.0),
-    "bf16_nt": lambda dice, number: _product(dice, number, "bfloat16", "NT", _even(dice, 8), 1.0),
-    "unaligned_16bit": _odd,
+    "bf16_nn": lambda dice, number: _product(dice, number, "bfloat16", "NN", _units(dice, 8), 1.0),
+    "bf16_nt": lambda dice, number: _product(dice, number, "bfloat16", "NT", _units(dice, 8), 1.0),
+    "unaligned_16bit": _unaligned,
     "fp16x3": lambda dice, number: _product(
-        dice, number, "float32", _LAYOUTS[number % 2], _even(dice, 4), 3.0, precision="fp16x3"
+        dice, number, "float32", _LAYOUTS[number % 2], _units(dice, 4), 3.0, precision="fp16x3"
     ),
-    "fp8": lambda dice, number: _product(dice, number, "float8_e4m3fn", "NT", _even(dice, 16), 0.5),
-    "int8": lambda dice, number: _product(dice, number, "int8", "NT", _even(dice, 16), 0.5),
+    "fp8": lambda dice, number: _product(dice, number, "float8_e4m3fn", "NT", _units(dice, 16), 0.5),
+    "int8": lambda dice, number: _product(dice, number, "int8", "NT", _units(dice, 16), 0.5),
     "int4": _weight,
     **{f"permute_{size}": _permuted(f"permute_{size}", tuple(OF_ITEMSIZE)) for size in OF_ITEMSIZE},
     "inner_dim_kept": _permuted("inner_dim_kept", tuple(OF_ITEMSIZE)),

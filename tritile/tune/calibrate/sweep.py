@@ -153,7 +153,7 @@ def timed(
 
 
 def ready(problems: Sequence[Tiled], configs: Sequence[Config], device: Device, log: Log) -> Chooser:
-    """Compile everything that a sweep of these sizes launches; return a chooser of what compiled."""
+    """Compile all that a sweep of these sizes launches; return a chooser of the configs that compiled."""
     chooser = Chooser(configs, device)
     sizes: dict[Config, list[Tiled]] = {}
     for problem in problems:

@@ -1,7 +1,7 @@
-"""Train a predictor by sweeps: times of many configs, and of torch, at many sizes.
+"""Train a predictor on sweeps: times of many configs, and of torch, at many sizes.
 
-A network learns the logarithm of measured time over the roofline of each config. Sizes that are left out of
-training tell what its picks lose.
+A network learns the logarithm of measured time over the roofline of each config. Held-out
+sizes show how much slower its picks are than the best.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,25 +26,25 @@ from tritile.tune.calibrate.files import Sweep
 from tritile.tune.calibrate.sweep import Row
 
 STEPS: Final = 4000
-_FEWEST_STEPS, _STEPS_A_SIZE = 600, 4  # of training by few sizes
+_FEWEST_STEPS, _STEPS_A_SIZE = 600, 4  # of training on few sizes
 FOLDS: Final = 4
 SEEDS: Final = 4  # networks that are averaged: picks lose a tenth less than by two
-_CONFIGS: Final = 96  # of a class and a GPU, that cover its sizes
+_CONFIGS: Final = 96  # of a class and a GPU, chosen to cover its sizes
 _PERMUTED: Final = 48  # of permutations, whose estimates take long
 _FEWEST: Final = 5  # the fewest configs timed at a size that counts
 _SIZES: Final = 4  # the fewest of a class
-_HICCUP: Final = 3.0  # times as far from the roofline as the median: the machine was slow, not the config
+_OUTLIER: Final = 3.0  # times the median distance from the roofline: the machine was slow, not the config
 _BATCH: Final = 64  # sizes of a step
 _RATE: Final = 3e-3  # learning rate
-_JITTER: Final = 0.15  # standard deviation of the noise on inputs, that of which is 1
-_NOISE: Final = 0.05  # share of a measured time beyond which errors count less than squared
+_JITTER: Final = 0.15  # standard deviation of the noise added to standardised inputs
+_NOISE: Final = 0.05  # relative error at which the pseudo-Huber loss turns from quadratic to linear
 _UNTIMED: Final = 1.1  # least slowdown of a config at a size where it was not timed
-_SEEN: Final = 0.15  # share of what was not timed that a step sees
-_PRESSURE: Final = 1.5  # power by which slower configs count less
+_UNTIMED_SHARE: Final = 0.15  # share of the untimed configs that a step samples
+_SLOWDOWN_POWER: Final = 1.5  # a config's weight is its slowdown to minus this power
 _DECAY, _OWN_DECAY = 1e-2, 0.05  # weight decay; of a column's own weights
 _LEAST_SPREAD: Final = 0.05  # an input's least standard deviation
 _HOST: Final[Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
-_KEPT: Final = 0.25  # share of the steps, the last ones, whose weights are averaged
+_AVERAGED: Final = 0.25  # share of the steps, the last ones, whose weights are averaged
 
 
 class Size(NamedTuple):
@@ -63,7 +63,7 @@ class Size(NamedTuple):
 
 
 def usable(sweep: Sweep) -> Sweep:
-    """Return a sweep without what is illegal now, hiccups, and sizes with few configs.
+    """Return a sweep without what is illegal now, outliers, and sizes with few configs.
 
     Raises TuningError if too few sizes are left.
     """
@@ -82,11 +82,11 @@ def usable(sweep: Sweep) -> Sweep:
         made = _inputs_of(op, [*times], row.problem, device)
         off = np.array([*times.values()]) / made.roofline
         kept = dict(
-            pair for pair, far in zip(times.items(), off / np.median(off), strict=True) if far <= _HICCUP
+            pair for pair, far in zip(times.items(), off / np.median(off), strict=True) if far <= _OUTLIER
         )
         found.append(row._replace(times=kept))
     if len(found) < _SIZES:
-        raise TuningError(f"{name}: {len(found)} sizes were timed, too few to train a predictor by")
+        raise TuningError(f"{name}: {len(found)} sizes were timed, too few to train a predictor on")
     return Sweep(name, device, found)
 
 
@@ -127,7 +127,7 @@ class Samples:
         return Size(name, device, row.problem, made, us, torch_us, fastest)
 
     def folds(self, count: int, seed: int) -> Any:
-        """Return a number below `count` for each size; a problem has the same on all GPUs."""
+        """Return the fold of each size, below `count`; a problem is in the same one on all GPUs."""
         dice = np.random.RandomState(seed)
         of = {problem: dice.randint(count) for problem in dict.fromkeys(size.problem for size in self.sizes)}
         return np.array([of[size.problem] for size in self.sizes])
@@ -199,16 +199,16 @@ def _scale(values: Any) -> Any:
 
 
 def trained(samples: Samples, rows: Sequence[int], seed: int, steps: int = STEPS) -> Network:
-    """Train a network by the times at the sizes of `rows`.
+    """Train a network on the times at the sizes of `rows`.
 
     A config that is predicted to be near the fastest counts as much as one that is. One that was not timed at
     a size is taken to be slower than the fastest by at least `_UNTIMED`, so that it is not picked for lack of
     data. Errors count for themselves and relative to those at the same size, as picks compare times there.
-    For sizes left out, noise is added to inputs, and the last weights are averaged (Izmailov et al.,
-    "Averaging weights leads to wider optima and better generalization", 2018).
+    To generalise to other sizes, noise is added to inputs, and the last weights are averaged (Izmailov et
+    al., "Averaging weights leads to wider optima and better generalization", 2018).
     """
     data, dice = _Batches(samples, rows), torch.Generator().manual_seed(seed)
-    w = _begin(data, len(samples.columns), dice)
+    w = _initial(data, len(samples.columns), dice)
     own = [w["own_weights"]]
     groups = [
         {"params": [value for name, value in w.items() if name != "own_weights"], "weight_decay": _DECAY},
@@ -216,25 +216,25 @@ def trained(samples: Samples, rows: Sequence[int], seed: int, steps: int = STEPS
     ]
     optimizer = torch.optim.AdamW(groups, _RATE, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps, pct_start=0.15)
-    means, kept = {name: torch.zeros_like(value) for name, value in w.items()}, int(_KEPT * steps)
+    means, averaged = {name: torch.zeros_like(value) for name, value in w.items()}, int(_AVERAGED * steps)
     for step in range(steps):
         loss = _loss(w, data, dice)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
-        if step >= steps - kept:
+        if step >= steps - averaged:
             with torch.no_grad():
                 for name, value in w.items():
-                    means[name] += value / kept
+                    means[name] += value / averaged
     arrays = {name: value.double().numpy() for name, value in means.items()}
     arrays["weights"] = arrays.pop("own_weights") + np.append(0.0, arrays.pop("last"))
     scales = {f"{name}_scale": values for name, values in data.scales.items()}
     return Network(**{each.name: (arrays | scales)[each.name] for each in fields(Network)})
 
 
-def _begin(data: _Batches, columns: int, dice: torch.Generator) -> dict[str, torch.Tensor]:
-    """Return the weights to begin with; `last` is shared by all columns, `own_weights` is added to it."""
+def _initial(data: _Batches, columns: int, dice: torch.Generator) -> dict[str, torch.Tensor]:
+    """Return the initial weights; `last` is shared by all columns, `own_weights` is added to it."""
     one, two = UNITS
     sides = {name: getattr(data, name).shape[1] for name in ("shared", "tiles", "config", "torch")}
     scale = (3 * (sides["shared"] + sides["tiles"] + sides["config"] + OWN)) ** -0.5
@@ -273,7 +273,9 @@ def _loss(w: Mapping[str, torch.Tensor], data: _Batches, dice: torch.Generator) 
     at = data.at[batch]
     there = at >= 0
     timed = data.timed[at.clamp(min=0)] & there
-    row, place = (timed | (there & (torch.rand(at.shape, generator=dice, **_HOST) < _SEEN))).nonzero().T
+    row, place = (
+        (timed | (there & (torch.rand(at.shape, generator=dice, **_HOST) < _UNTIMED_SHARE))).nonzero().T
+    )
     sample = at[row, place]
     column, timed = data.column[sample], data.timed[sample]
     shared = noisy(data.shared[batch])
@@ -294,16 +296,16 @@ def _loss(w: Mapping[str, torch.Tensor], data: _Batches, dice: torch.Generator) 
         roofline = torch.cat([roofline, data.torch_roofline[which]])
     with torch.no_grad():
         us = (found + roofline).where(timed, torch.tensor(torch.inf, **_HOST))
-        first = torch.full((count,), torch.inf, **_HOST).scatter_reduce(0, row, us, "amin")
-        near = torch.exp(us - first[row]).where(timed, torch.tensor(1.0, **_HOST))
-        weight = torch.minimum(ratio, near).clamp(max=4) ** -_PRESSURE
-        weight = weight.where(timed, 0.5 / _SEEN * weight)
+        fastest = torch.full((count,), torch.inf, **_HOST).scatter_reduce(0, row, us, "amin")
+        near = torch.exp(us - fastest[row]).where(timed, torch.tensor(1.0, **_HOST))
+        weight = torch.minimum(ratio, near).clamp(max=4) ** -_SLOWDOWN_POWER
+        weight = weight.where(timed, 0.5 / _UNTIMED_SHARE * weight)
     short = y - found
     errors = short.where(timed, short.clamp(min=0))
     mass = weight * timed
     of_size = torch.zeros(count, **_HOST)
-    middle = of_size.index_add(0, row, errors * mass) / of_size.index_add(0, row, mass)
-    inner = (errors - middle.index_select(0, row)) * timed
+    mean_error = of_size.index_add(0, row, errors * mass) / of_size.index_add(0, row, mass)
+    inner = (errors - mean_error.index_select(0, row)) * timed
     robust = (((1 + (errors / _NOISE) ** 2).sqrt() - 1) * weight).sum()
     robust = 0.5 * robust + (((1 + (inner / _NOISE) ** 2).sqrt() - 1) * weight).sum()
     return robust / weight.sum()
@@ -313,7 +315,7 @@ def _loss(w: Mapping[str, torch.Tensor], data: _Batches, dice: torch.Generator) 
 
 
 class Pick(NamedTuple):
-    """What was picked at a size that was left out: microseconds of it and of the fastest that was timed."""
+    """The pick at a held-out size, and its microseconds."""
 
     size: Size
     us: float
@@ -376,13 +378,13 @@ def made_of(
 
 
 def fitted(sweeps: Iterable[Sweep], versions: Mapping[str, str]) -> Predictor:
-    """Train a predictor by sweeps of products, or of permutations, with what picks lose at sizes left out.
+    """Train a predictor on sweeps of products, or of permutations, with the loss of picks at held-out sizes.
 
     Raises TuningError if too few sizes were timed.
     """
     samples = Samples(sweeps)
     steps = min(STEPS, max(_FEWEST_STEPS, _STEPS_A_SIZE * len(samples.sizes)))
-    losses = losses_of(left_out(samples, 0, steps))
+    losses = losses_of(held_out(samples, 0, steps))
     return made_of(samples, networks_of(samples, None, steps), losses, digests(), versions)
 
 
@@ -391,7 +393,7 @@ def networks_of(samples: Samples, rows: Sequence[int] | None, steps: int = STEPS
     return [trained(samples, rows, seed, steps) for seed in range(SEEDS)]
 
 
-def left_out(samples: Samples, seed: int, steps: int = STEPS) -> list[Pick]:
+def held_out(samples: Samples, seed: int, steps: int = STEPS) -> list[Pick]:
     """Return the picks at all sizes, each by networks that were trained without it."""
     folds, found = samples.folds(FOLDS, seed), list[Pick]()
     for fold in range(FOLDS):

@@ -159,7 +159,7 @@ def _typical(table: torch.Tensor, least: float) -> torch.Tensor:
 
     In a product a b, r follows the rows of a and c the columns of b. Two sweeps balance them, so that a large
     row does not hide which columns are small, or the reverse. Rows or columns of fewer than 8 elements have
-    no meaningful RMS: c or r alone, or the RMS of the whole table, stands in. r is at least `least` times its
+    no meaningful RMS: only c or r, or the RMS of the whole table, stands in. r is at least `least` times its
     RMS over the rows, and likewise c.
     """
     squares = table.square()

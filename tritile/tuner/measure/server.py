@@ -44,7 +44,7 @@ def started() -> Server:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # where Triton prints the assembly if ptxas fails
             pass_fds=(theirs.fileno(),),
-            process_group=0,  # a terminal's signals go to the caller alone
+            process_group=0,  # a terminal's signals go only to the caller
             env=environment(),
         )
         return process, ours.detach()

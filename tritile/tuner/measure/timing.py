@@ -3,7 +3,7 @@
 A CUDA graph, or a stream where a launch cannot be captured, runs the launch over copies of its operands that
 together are three times the size of the L2 cache, so every run finds a cold cache. A neutral kernel runs
 ahead of each launch, as other kernels do in a program; back to back, the start of a launch would hide behind
-the end of the one before. The neutral kernels are also timed alone, and their time is subtracted.
+the end of the one before. The neutral kernels are also timed by themselves, and their time is subtracted.
 """
 
 import contextlib
@@ -138,11 +138,11 @@ def _elapsed_us(work: Callable[[], object]) -> float:
 
 @functools.cache
 def _neutral_us(kind: type[Eager], device: int, count: int) -> float:
-    """Return the least of many times of neutral kernels alone, as others may use the host and GPU too."""
-    alone = kind(lambda call: None, range(count))
-    until, times = time.monotonic() + _REPLAYS_S, [alone._all_us()]
+    """Return the least of many times of the neutral kernels, as others may use the host and GPU too."""
+    neutral = kind(lambda call: None, range(count))
+    until, times = time.monotonic() + _REPLAYS_S, [neutral._all_us()]
     while len(times) < _REPLAYS or time.monotonic() < until:
-        times.append(alone._all_us())
+        times.append(neutral._all_us())
     return min(times)
 
 

@@ -259,8 +259,8 @@ def serve(caller: Connection) -> NoReturn:
 class WorkerPool:
     """A pool of processes: several that compile, and one that measures.
 
-    A request that crashes its process or takes too long fails alone. Functions are sent by name if they can
-    be imported, else by value.
+    A request that crashes its process or takes too long stops no other. Functions are sent by name if they
+    can be imported, else by value.
     """
 
     def __init__(self, compilers: int | None = None) -> None:
@@ -393,7 +393,7 @@ class PoolRunner(WorkerPool):
     """The `Runner` that compiles and measures in processes of its own.
 
     `gpu` is the index of the GPU; None if tunables need none. A config that hangs for `limit_s` seconds or
-    crashes its process fails alone. Tunables compile in order of arrival.
+    crashes its process stops no other. Tunables compile in order of arrival.
     """
 
     max_resident = 2

@@ -1,6 +1,6 @@
 """Claims on searches: of the processes that miss one problem, one measures and the others wait for it.
 
-A claim is a row in a SQLite file beside the store: the problem and its environment, a random token, when it
+A claim is a row in a SQLite file next to the store: the problem and its environment, a random token, when it
 was made, and a heartbeat that a thread of the claimant renews. One whose heartbeat has stopped is taken over;
 process ids would mean nothing across containers. A row goes once its search has ended, except that of a
 search that ran out of time: its moment stays, so that other ranks of the job do not each go on with it.

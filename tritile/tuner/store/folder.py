@@ -123,8 +123,8 @@ def _line_from(raw: bytes, changed: float | None) -> Line:
         raise
     except (ValueError, RecursionError, OverflowError, OSError) as error:
         raise InvalidValueError(f"{raw[:40]!r} is not a trial: {str(error)[:80]}") from error
-    known = {name: str(data[name])[:200] for name in _PROVENANCE if name in data}
-    return Line(environment, (*row, before), known)
+    origin = {name: str(data[name])[:200] for name in _PROVENANCE if name in data}
+    return Line(environment, (*row, before), origin)
 
 
 class Object(NamedTuple):
@@ -209,7 +209,7 @@ class Folder:
                 raw = self.fs.cat_file(each.path, 0, each.size)
             except FileNotFoundError:
                 continue
-            except Exception as error:  # this object's alone, as of a file that others may not read
+            except Exception as error:  # only this object's, such as a file that others may not read
                 reasons.append(f"{each.name}: {brief(error)}")
             is_read = not reasons
             is_old = each.changed is not None and time.time() - each.changed > 86400

@@ -1,7 +1,7 @@
 """A store that shares its trials with other hosts, through the folder that `TRITILE_SHARED` names.
 
 A thread of each process reads and writes there. Calls do not wait for it, except the first miss, for
-`_FIRST_S`. Whatever is wrong with the folder, one warning says so and calls go on with the store alone.
+`_FIRST_S`. Whatever is wrong with the folder, one warning says so and calls go on with the local store.
 """
 
 import atexit
@@ -32,7 +32,7 @@ _HUNG_S: Final = 30.0  # without an answer
 _MAX_TRIALS: Final = 1_000_000  # of one reading
 _MAX_QUEUED: Final = 10_000
 _CHUNK: Final = 250  # rows of a transaction, for which calls may have to wait
-_MAX_KNOWN: Final = 4 << 20  # bytes of the file with the names of what was read
+_MAX_INDEX: Final = 4 << 20  # bytes of the file that lists the objects that were read
 
 
 class SharedStore(Store):
@@ -41,7 +41,7 @@ class SharedStore(Store):
     def __init__(self, device: Device, directory: Path, url: str) -> None:
         super().__init__(device, directory)
         self.url = url
-        self._known_path = self.path.with_suffix(".shared.json")
+        self._index_path = self.path.with_suffix(".shared.json")
         self._notes: dict[str, str] = {}  # warnings of the thread, which the next call issues
         self._begin()
 
@@ -161,17 +161,17 @@ class SharedStore(Store):
     def pull(self, seen: set[tuple[Any, ...]] | None = None) -> int:
         """Take in what the folder has that was not read yet; return how many trials were new here.
 
-        With `seen`, read everything, and add what each trial says and its dates to it. Raises what the file
+        With `seen`, read all objects, and add each trial's contents and dates to it. Raises what the file
         system raises.
         """
         self._take_over()
-        folder, known = Folder(self.url), self._known() if seen is None else {}
+        folder, cached = Folder(self.url), self._cached() if seen is None else {}
         objects = folder.objects(self.device.slug)
-        before = dict(known)
-        for name in known.keys() - {each.name for each in objects}:  # they were joined
-            del known[name]
+        before = dict(cached)
+        for name in cached.keys() - {each.name for each in objects}:  # they were joined
+            del cached[name]
         waiting, names, new, total = list[Line](), dict[str, int](), 0, 0
-        fresh = (each for each in objects if known.get(each.name) != each.size)
+        fresh = (each for each in objects if cached.get(each.name) != each.size)
         for content in itertools.chain(folder.read(fresh), (None,)):
             self._since = time.monotonic() if self._since < math.inf else math.inf
             if content is not None:
@@ -186,13 +186,13 @@ class SharedStore(Store):
                 taken = self.take([(line.environment, line.row) for line in waiting]) if waiting else 0
                 if taken is None:
                     break
-                new, total, known = new + taken, total + len(waiting), known | names
+                new, total, cached = new + taken, total + len(waiting), cached | names
                 waiting, names = [], {}
                 if total > _MAX_TRIALS:
                     self._warn("lines", f"{self.url}: took {total} trials, and left the others")
                     break
-        if known != before:
-            self._save(known)
+        if cached != before:
+            self._save(cached)
         return new
 
     def exchange(self) -> tuple[int, int]:
@@ -228,17 +228,17 @@ class SharedStore(Store):
             except FileError as error:
                 self._warn("old", str(error))
 
-    def _known(self) -> dict[str, int]:
-        """Return name and size of the objects that are in this store; none of them if it is a new file."""
+    def _cached(self) -> dict[str, int]:
+        """Return the sizes of the objects that this store has read, by name; none if it is a new file."""
         with contextlib.suppress(InvalidValueError):
-            data = read_json(self._known_path, _MAX_KNOWN)
+            data = read_json(self._index_path, _MAX_INDEX)
             if isinstance(data, dict) and isinstance(objects := data.pop("objects", None), dict):
                 return objects if data == self._origin() else {}
         return {}
 
-    def _save(self, known: dict[str, int]) -> None:
+    def _save(self, cached: dict[str, int]) -> None:
         with contextlib.suppress(OSError):  # the next process reads them again
-            write_whole(self._known_path, json.dumps(self._origin() | {"objects": known}))
+            write_whole(self._index_path, json.dumps(self._origin() | {"objects": cached}))
 
     def _origin(self) -> dict[str, Any]:
         return {"url": self.url, "format": FORMAT, "inode": (self._identity() or (0, 0))[1]}

@@ -87,10 +87,10 @@ def _winner(gpu: str, item: tuple[str, Any]) -> tuple[str, Entry]:
 
 def _likeness(gpu: str, device: Device) -> tuple[Any, ...]:
     """Return a sort key of GPU models of one architecture: the most similar first, unknown ones last."""
-    known = next((each for each in TARGETS.values() if each.name == gpu), None)
-    if known is None:
+    target = next((each for each in TARGETS.values() if each.name == gpu), None)
+    if target is None:
         return True, gpu
-    pairs = (known.processors, device.processors), (known.memory_gbps, device.memory_gbps)
+    pairs = (target.processors, device.processors), (target.memory_gbps, device.memory_gbps)
     return False, *(abs(math.log(there / here)) for there, here in pairs), gpu
 
 
