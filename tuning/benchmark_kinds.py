@@ -28,6 +28,7 @@ SEARCHES_HEAD = (
 )
 ANSWERS_HEAD = "problems | GPU | is tritile faster? | how many: | by time: | mean: | 5%: | worst: | at"
 EVEN = 0.05  # a ratio by time within this of 1 counts as equal
+SLOWER = 0.99  # from one run to the next ratios of one kind differ by half as much
 INVARIANT_HEAD = "products in bf16 | problems: | by time: | geometric mean: | under 1: | worst: | at"
 LARGE_HEAD = "GPU | MxNxK | layout | cuBLAS: | a call: | tritile's own kernel:"
 LOSSES_HEAD = f"GPU | do instead | {HEAD}"
@@ -51,7 +52,7 @@ ADVICE = (
     ("scaled", "", "Call `torch._scaled_mm`."),
     ("weights, 256", "", WIDE),
 )
-OTHERWISE = "Call torch, or tune the sizes that you use."
+OTHERWISE = "Call torch."
 
 
 def kind_of(line: Line) -> Kind:
@@ -274,11 +275,11 @@ def _of_gpu(folder: Path) -> Iterator[Case]:
 
 
 def losses(results: Path) -> Iterator[Cells]:
-    """Yield a row for each kind that is slower by time, or on the mean, from the folders of all GPUs."""
+    """Yield a row for each kind at `SLOWER` or below by time, or on the mean, from the folders of all GPUs."""
     for folder in sorted(path for path in results.iterdir() if path.is_dir()):
         for kind, found in sorted(by_kind(_of_gpu(folder)).items()):
             ratios = by_time(found), mean(found)
-            if min(ratios) < 1:
+            if min(ratios) <= SLOWER:
                 count, _, _, *rest = spread(found)
                 gpu = folder.name.split("-")[1].upper()
-                yield gpu, advice(kind), *kind, count, *(f"{each:.3f}" for each in ratios), *rest
+                yield gpu, advice(kind), *kind, count, *(f"{each:.2f}" for each in ratios), *rest
