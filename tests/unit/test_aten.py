@@ -8,12 +8,14 @@ import contextvars
 import math
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import tritile
 from tests.configs import tile
@@ -21,6 +23,7 @@ from tests.operators import SAMPLES
 from tritile.choose import aten, gpu_tables, pick
 from tritile.choose.predictor import Class, Loss
 from tritile.choose.table import Entry, Table, from_store
+from tritile.core import settings
 from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
@@ -699,6 +702,79 @@ def test_graph_while_another_thread_chose(graphs):
     other.join()
     call(*given)
     assert made_by_torch(found) == [True, False]
+
+
+@pytest.fixture
+def in_backward(monkeypatch):
+    """Runs a function in a thread as torch's own are in a backward pass that this one begins, on a GPU."""
+    entered, thread = settings._of_thread.entered, []
+
+    def run(function):
+        def started():
+            thread.append(threading.get_ident())
+            function()
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(started).result(60)
+
+    is_there = lambda: threading.get_ident() in thread  # noqa: E731
+    monkeypatch.setattr("tritile.core.torch_private.backward_number", lambda: 0 if is_there() else -1)
+    monkeypatch.setattr("tritile.core.torch_private.kept_for_backward", lambda name: entered)
+    return run
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda: tritile.batch_invariant(),
+        lambda: tritile.mode("off", backends="triton"),
+        lambda: tritile.mode(fp32="fp16x3"),
+    ],
+)
+def test_a_backward_pass_follows_the_choice_where_it_began(graphs, in_backward, choose):
+    """As what a checkpoint computes anew: another graph would save other tensors, which torch refuses."""
+    found, compiled = graphs
+    call, given = compiled(lambda a, b: tritile.matmul(a, b), runs=False), (operand(16, 32), operand(32, 8))
+    call(*given)
+    with choose():
+        call(*given)
+        in_backward(lambda: call(*given))
+    in_backward(lambda: call(*given))
+    assert made_by_torch(found) == [True, False]
+
+
+def test_settings_of_what_a_checkpoint_computes_anew(in_backward):
+    seen, outside = [], settings.rules()
+
+    def step(a):
+        seen.append(settings.rules())
+        with tritile.mode("strict"):
+            seen.append(settings.rules())
+        with tritile.batch_invariant(False):
+            seen.append(settings.rules())
+        seen.append(settings.requested_mode())
+        return a.sin()
+
+    a = torch.randn(3, requires_grad=True)
+    with tritile.batch_invariant(), tritile.mode(fp32="fp16x3"):
+        loss = checkpoint(step, a, use_reentrant=False).sum()
+        in_backward(loss.backward)
+    assert seen[4:] == seen[:4]
+    assert seen[0] == outside._replace(invariant=True, fp32="fp16x3")
+    assert seen[1:3] == [seen[0]._replace(mode="strict"), seen[0]._replace(invariant=False)]
+    in_backward(lambda: seen.append(settings.rules()))
+    assert seen[-1] == settings.rules() == outside
+
+
+def test_graphs_without_torchs_products_are_for_all_choices(graphs, monkeypatch):
+    found, compiled = graphs
+    monkeypatch.setattr(ops_request, "_is_lowered", constant_in_graphs(lambda *given: False))
+    call = compiled(lambda a, b: tritile.matmul(a, b), runs=False)
+    given = operand(16, 32), operand(32, 8)
+    call(*given)
+    with tritile.mode("off", backends="triton"):
+        call(*given)
+    assert made_by_torch(found) == [False]
 
 
 def test_open_sizes_planned_each_call(graphs):

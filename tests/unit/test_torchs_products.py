@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import tritile
-from tritile.core.settings import rules
+from tritile.core import settings
+from tritile.core.settings import is_batch_invariant_torch, rules
 from tritile.core.torch_private import WithoutGraphCache
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.invariant import overrides
@@ -513,8 +514,8 @@ def test_what_cannot_be_entered_chooses_nothing(monkeypatch):
     with pytest.raises(UnsupportedError, match="no such torch"), inside():
         pass
     assert rules() == before
-    assert not overrides.redirects()
-    assert overrides._of_thread.entered.count == WithoutGraphCache._count == 0
+    assert not is_batch_invariant_torch()
+    assert len(settings._of_thread.entered.choices) == WithoutGraphCache._count == 0
 
 
 def test_operators_of_graphs_that_another_process_made():
@@ -532,7 +533,7 @@ def test_one_context_of_many_threads(made):
                 barrier.wait(30)
                 with shared:
                     torch.mm(A, B)
-                assert not overrides.redirects()
+                assert not is_batch_invariant_torch()
         except BaseException as error:
             faults.append(error)
 
@@ -574,7 +575,7 @@ def test_tasks_that_leave_out_of_order(made):
     asyncio.run(both())
     torch.einsum("mk,kn->mn", A, w).sum().backward()
     assert not made
-    assert overrides._of_thread.entered.count == overrides._of_thread.entered.torchs == 0
+    assert not settings._of_thread.entered.choices
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -590,7 +591,7 @@ def test_settings_that_are_left_out_of_order(made, first):
     assert (rules().mode == "off") == (first == 0)
     entered[1].__exit__()
     torch.mm(A, B)
-    assert (len(made), rules(), overrides.redirects()) == (first, before, False)
+    assert (len(made), rules(), is_batch_invariant_torch()) == (first, before, False)
 
 
 def test_a_backward_pass_of_another_task_of_the_thread(made):
@@ -678,7 +679,8 @@ def test_of_a_process_and_those_it_starts(how):
         "import sys, torch; "
         + ("import tritile; " if how == "import" else "assert 'tritile' in sys.modules; ")
         + "from tritile.invariant import overrides; "
-        "print(sorted(overrides.installed()), overrides.redirects()); "
+        "from tritile.core.settings import is_batch_invariant_torch; "
+        "print(sorted(overrides.installed()), is_batch_invariant_torch()); "
         "import torch.compiler.config as config; print(config.cache_key_tag)"
     )
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
@@ -48,7 +48,7 @@ class _Setting(Generic[T]):
 
     def get(self) -> T:
         """Raises InvalidValueError if the variable has another value; an empty one counts as not set."""
-        chosen = self.chosen.get()
+        chosen = _chosen(self.chosen)
         if chosen is not None:
             return chosen
         raw = _ENVIRON.get(self.name)
@@ -101,10 +101,54 @@ _RULES: Final = {
     each: Rules(*each) for each in itertools.product(MODES, (False, True), (False, True), _FP32.values)
 }
 _NAMES: Final = (_MODE.name, _INVARIANT.name, _ATEN.name, _FP32.name)
-_DEFAULT: Final = _RULES["cached", False, True, "torch"]
+DEFAULT: Final = _RULES["cached", False, True, "torch"]
 # The settings in force inside a `with` that chooses any, and whether torch's own products are made here:
 # one variable to read at every call, not one for each. None outside.
 _CHOSEN: Final[ContextVar[tuple[Rules, bool] | None]] = ContextVar("tritile_chosen", default=None)
+
+
+class Entered:
+    """What a thread is inside of, innermost last: each `Choosing`, with the context that it made.
+
+    A backward pass that the thread begins finds this, in whatever thread it runs. Tasks of one thread may
+    leave in another order than they entered.
+    """
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.choices: list[tuple[Choosing, Context]] = []
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.entered = Entered()
+
+
+_of_thread: Final = _OfThread()
+_KEPT: Final = "tritile_entered"
+
+
+def _backward_number() -> int:
+    return -1  # torch's own takes its place once there is a choice to find
+
+
+def _chosen(variable: ContextVar[Any]) -> Any:
+    """Return a choice of this thread or task, or of the thread that began the backward pass in this one."""
+    found = variable.get()
+    if found is not None or _backward_number() < 0:
+        return found
+    from tritile.core.torch_private import kept_for_backward  # imports torch
+
+    entered: Entered | None = kept_for_backward(_KEPT)
+    if entered is None or entered.thread == threading.get_ident() or not entered.choices:
+        return None
+    return entered.choices[-1][1].get(variable)
+
+
+def has_entered_invariance() -> bool:
+    """True if this thread itself, and not one whose context it copied, is inside `batch_invariant`."""
+    return any(choosing.is_of_invariance for choosing, _ in _of_thread.entered.choices)
+
 
 _LATER: Final = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
@@ -145,13 +189,37 @@ class Choosing(contextlib.ContextDecorator):
         for setting, value in self._choices:
             stack.callback(setting.chosen.reset, setting.chosen.set(value))
         _choose()
+        stack.callback(self._known_to_backward())
+
+    def _known_to_backward(self) -> Callable[[], None]:
+        """Have backward passes that begin in this thread find the choice; return what takes that back."""
+        from tritile.core import torch_private
+
+        global _backward_number
+        _backward_number = torch_private.backward_number
+        entered, before = _of_thread.entered, torch_private.kept_for_backward(_KEPT)
+        if before is not entered:
+            torch_private.keep_for_backward(_KEPT, entered)
+        entry = self, copy_context()
+        entered.choices.append(entry)
+
+        def leave() -> None:
+            entered.choices.remove(entry)
+            if before is not None and before is not entered:  # in a backward pass of another thread
+                torch_private.keep_for_backward(_KEPT, before)
+
+        return leave
 
     def __exit__(self, *_: object) -> None:
         self._entered[threading.get_ident()].pop().close()
 
     @property
+    def is_of_invariance(self) -> bool:
+        return self._choices[0][0] is _INVARIANT
+
+    @property
     def _name(self) -> str:
-        return f"tritile.{'batch_invariant' if self._choices[0][0] is _INVARIANT else 'mode'}"
+        return f"tritile.{'batch_invariant' if self.is_of_invariance else 'mode'}"
 
     def __del__(self) -> None:
         if not self._is_used:
@@ -167,7 +235,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 def requested_mode() -> Mode | None:
     """Return the mode of the innermost `mode(...)`, else `TRITILE_MODE`; None if neither is set."""
-    is_set = _MODE.chosen.get() is not None or _ENVIRON.get(_MODE.name)
+    is_set = _chosen(_MODE.chosen) is not None or _ENVIRON.get(_MODE.name)
     return _MODE.get() if is_set else None
 
 
@@ -187,10 +255,10 @@ def is_batch_invariant() -> bool:
 
 
 def is_batch_invariant_torch() -> bool:
-    """True if torch's own products are to be batch-invariant, in this thread or task."""
+    """True if torch's own products are to be batch-invariant, in this thread or task, or backward pass."""
     if _INVARIANT.name in _ENVIRON:
         return _TORCHS.get() and _INVARIANT.get()
-    chosen = _CHOSEN.get()
+    chosen = _chosen(_CHOSEN)
     return chosen is not None and chosen[1]
 
 
@@ -229,8 +297,8 @@ def rules() -> Rules:
     one, two, three, four = _NAMES  # every call comes here: no loops
     if one in _ENVIRON or two in _ENVIRON or three in _ENVIRON or four in _ENVIRON:
         return _RULES[_MODE.get(), _INVARIANT.get(), _ATEN.get(), _FP32.get()]
-    chosen = _CHOSEN.get()
-    return _DEFAULT if chosen is None else chosen[0]
+    chosen = _chosen(_CHOSEN)
+    return DEFAULT if chosen is None else chosen[0]
 
 
 def may_lower() -> bool:
@@ -243,10 +311,10 @@ def may_lower() -> bool:
 def _choose() -> None:
     """Set `_CHOSEN` by what each setting is now."""
     settings: Any = _MODE, _INVARIANT, _ATEN, _FP32, _TORCHS
-    chosen = [each.chosen.get() for each in settings]
-    if chosen == [None] * len(chosen):
+    if all(each.chosen.get() is None for each in settings):
         _CHOSEN.set(None)
         return
+    chosen: list[Any] = [_chosen(each.chosen) for each in settings]
     *values, torchs = (
         each.default if value is None else value for each, value in zip(settings, chosen, strict=True)
     )
@@ -294,7 +362,8 @@ def mode(name: Mode | None = None, *, backends: str | None = None, fp32: str | N
       Triton would compile a kernel.
     - "off" uses only the prediction, and does not read what was measured.
 
-    The choice applies to the current thread or task, and to the backward passes of calls made inside.
+    The choice applies to the current thread or task, and to the backward passes of calls made inside. What a
+    backward pass computes anew, as `torch.utils.checkpoint` does, follows the call of `backward`.
 
     Raises:
         InvalidValueError: an argument is not one of these values.

@@ -13,15 +13,13 @@ from tritile.invariant.report import Report, Watch
 
 
 class _Invariant(Choosing):
-    """Choose batch invariance inside a `with`, and have backward passes that begin there know of it."""
+    """Choose batch invariance inside a `with`, of torch's own products, too, if that is chosen."""
 
     def _enter(self, stack: ExitStack) -> None:
         super()._enter(stack)
-        on = is_batch_invariant_torch()
-        if on:
+        if is_batch_invariant_torch():
             overrides.install()
         stack.enter_context(WithoutGraphCache())
-        stack.enter_context(overrides.entered_by_this_thread(on))
         stack.enter_context(entered_while_traced())
 
 

@@ -9,18 +9,23 @@ call it; from then on each product of torch's passes through Python twice.
 The backward pass of a product follows its forward pass: what is recorded here are tritile's operators, which
 keep the setting. Products that torch makes in a backward pass for anything else (a recomputed forward pass of
 `torch.utils.checkpoint`, the formula of another operation) follow the call of `backward`, in whatever thread
-they run: `Entered`.
+they run.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Set
 from typing import Any, Final
 
 import torch
 
 from tritile.core import torch_private
-from tritile.core.settings import chooses_torch, invariantly, is_batch_invariant, is_batch_invariant_torch
+from tritile.core.settings import (
+    chooses_torch,
+    has_entered_invariance,
+    invariantly,
+    is_batch_invariant,
+    is_batch_invariant_torch,
+)
 from tritile.core.torch_private import (
     DispatchKey,
     DispatchKeySet,
@@ -48,7 +53,6 @@ from tritile.ops.scaled import scaled_matmul
 _DTYPES: Final = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _MIXED: Final = _DTYPES | {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.int32}  # ends of groups
 _PLAIN: Final = frozenset(PLAIN)
-_KEPT: Final = "tritile_batch_invariant"
 _AUTOCAST: Final = DispatchKeySet(DispatchKey.AutocastCUDA) | DispatchKeySet(DispatchKey.AutocastCPU)
 # A call that tritile does not make is torch's, whose own words say what is wrong with it, if anything is.
 _TORCHS: Final = (
@@ -63,45 +67,6 @@ class Last(threading.local):
 
 
 last: Final = Last()
-
-
-class Entered:
-    """How often a thread is inside a `with` of `tritile.batch_invariant`, and of one for torch's products.
-
-    A backward pass that the thread begins finds this, in whatever thread it runs. Tasks of one thread may
-    leave in another order than they entered, so each takes back what it added.
-    """
-
-    count = torchs = 0
-
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-
-
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.entered = Entered()
-
-
-_of_thread: Final = _OfThread()
-
-
-@contextmanager
-def entered_by_this_thread(torchs: bool) -> Iterator[None]:
-    """Count a `with` in which torch's products are made here, or are not."""
-    entered, before = _of_thread.entered, torch_private.kept_for_backward(_KEPT)
-    added = 1 if torchs else -entered.torchs
-    if before is not entered:
-        torch_private.keep_for_backward(_KEPT, entered)
-    entered.count += 1
-    entered.torchs += added
-    try:
-        yield
-    finally:
-        entered.count -= 1
-        entered.torchs -= added
-        if before is not None and before is not entered:  # in a backward pass of another thread
-            torch_private.keep_for_backward(_KEPT, before)
 
 
 # --- Each product of torch's, by ours ---
@@ -234,17 +199,6 @@ def _in_place(made: Made) -> Made:
 # --- The dispatcher ---
 
 
-def redirects() -> bool:
-    """True if torch's own products are to be batch-invariant here: in this thread, or this backward pass."""
-    on = is_batch_invariant_torch()
-    if torch_private.backward_number() < 0 or chooses_torch():
-        return on
-    kept = torch_private.kept_for_backward(_KEPT)
-    if kept is None or not kept.count or kept.thread == threading.get_ident():
-        return on
-    return bool(kept.torchs > 0)
-
-
 def _fault(name: str, tensors: list[torch.Tensor]) -> str:
     """Return why torch's own kernel makes this product, "" if tritile does."""
     is_mixed = name.startswith(("_scaled", "_grouped"))
@@ -272,7 +226,7 @@ def _check_traced() -> None:
 
     That knows graphs by what they were before products were replaced; see `WithoutGraphCache`.
     """
-    if _of_thread.entered.count or not chooses_torch():
+    if has_entered_invariance() or not chooses_torch():
         return
     if torch_private.TracingContext.try_get() is not None and torch_private.backward_number() < 0:
         raise UnsupportedError(
@@ -286,13 +240,13 @@ def _override(name: str, key: str, made: Made) -> Callable[..., Any]:
     torchs = torch.library.get_kernel(f"aten::{name}", key)
 
     def kernel(keyset: DispatchKeySet, *args: Any, **named: Any) -> Any:
-        on, why = redirects(), ""
+        on, why = is_batch_invariant_torch(), ""
         if on or type(args[0]) not in _PLAIN:
             tensors = [each for each in (*args, *named.values()) if isinstance(each, torch.Tensor)]
             is_plain = _PLAIN.issuperset(map(type, tensors))
             if not is_plain:
                 on = on and not torch_private.lowers_backward()
-                torch_private.guard_graph(redirects, on)  # if torch's compiler traces
+                torch_private.guard_graph(is_batch_invariant_torch, on)  # if torch's compiler traces
             if on and (is_plain or not _is_for_its_class(tensors)):
                 why = _fault(name, tensors)
                 if not is_plain:

@@ -151,9 +151,9 @@ def request_of(op: str, *values: Any) -> Request:
 
 def computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
     """Compute a call that is not cached, directly or through torch's dispatcher."""
-    if is_dynamo_compiling() and out is None and _is_static(tensors, options) and _may_lower():
+    if is_dynamo_compiling() and out is None and _is_static(tensors, options):
         facts = tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)
-        if _is_lowered(op, facts, options):
+        if _is_lowered(op, facts, options) and _may_lower():
             return lowered(op, tensors, options)
     if needs_dispatch(*tensors, out):
         values = joined(op, tensors, options)
@@ -425,13 +425,8 @@ def _is_static(tensors: Tensors, options: Key) -> bool:
 
 @constant_in_graphs
 def _may_lower() -> bool:
-    """True if torch's own product may go into the traced graph, which then runs in such settings alone."""
-    if torch.compiler.is_exporting():
-        return False
-    try:
-        found = settings.may_lower()
-    except TritileError:  # the operator raises it
-        return False
+    """True if torch's own product may go into the graph that is traced, which then runs only where it may."""
+    found = settings.may_lower()
     guard_graph(settings.may_lower, found)
     return found
 
@@ -448,22 +443,26 @@ def _is_lowered(op: str, facts: Key, options: Key) -> bool:
     if op not in LOWERED or dtype in BYTES or not is_real or sees_every_call():
         return False
     on_one_gpu = device.type == "cuda" and all(fact is None or fact[3] == device for fact in facts)
-    if not on_one_gpu:
+    if not on_one_gpu or torch.compiler.is_exporting():
         return False
     tensors = [
         None if fact is None else torch.empty_strided(*fact[:2], dtype=fact[2], device="meta")
         for fact in facts
     ]
     try:
-        request = REQUESTS[op](op, tensors, options)
-        shape, dtype, precision = request.checked(None)
-        problem = request.call(torch.empty(shape, dtype=dtype, device="meta"), precision).problem
-        if not isinstance(problem, MatmulProblem) or 0 in shape or request.is_empty:
-            return False
-        if problem.dtype != problem.out_dtype:  # which graphs of torch's functions do not have
-            return False
-        return torch_call_of(request, problem, precision, None) is not None and is_by_aten(
-            problem, device.index
-        )
+        with nullcontext() if settings.may_lower() else settings.under(settings.DEFAULT):
+            return _is_by_torch(op, tensors, options, device)
     except TritileError:  # the operator raises it
         return False
+
+
+def _is_by_torch(op: str, tensors: Tensors, options: Key, device: torch.device) -> bool:
+    request = REQUESTS[op](op, tensors, options)
+    shape, dtype, precision = request.checked(None)
+    problem = request.call(torch.empty(shape, dtype=dtype, device="meta"), precision).problem
+    if not isinstance(problem, MatmulProblem) or 0 in shape or request.is_empty:
+        return False
+    if problem.dtype != problem.out_dtype:  # which graphs of torch's functions do not have
+        return False
+    is_torchs = torch_call_of(request, problem, precision, None) is not None
+    return is_torchs and is_by_aten(problem, device.index)
