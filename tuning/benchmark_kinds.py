@@ -275,7 +275,7 @@ def _of_gpu(folder: Path) -> Iterator[Case]:
 
 
 def losses(results: Path) -> Iterator[Cells]:
-    """Yield a row for each kind at `SLOWER` or below by time, or on the mean, from the folders of all GPUs."""
+    """Yield a row for each kind at `SLOWER` or below by time or on the mean, on every GPU."""
     for folder in sorted(path for path in results.iterdir() if path.is_dir()):
         for kind, found in sorted(by_kind(_of_gpu(folder)).items()):
             ratios = by_time(found), mean(found)

@@ -34,6 +34,7 @@ from unseen import environ, nothing_remembered
 DOCS: Final = HERE.parent / "docs"
 PAGES: Final = "benchmarks.md", "benchmark_details.md"
 INDEX: Final = DOCS / "index.md"
+LADDER: Final = "ladder.md"
 README: Final = HERE.parent / "README.md"
 TEMPLATES: Final = HERE / "pages"
 STORES: Final = sorted((HERE / "trials").glob(f"{DEVICE.slug}*.sqlite3.gz"))
@@ -159,6 +160,23 @@ def readme() -> str:
     return re.sub(r"^```text\n.*?^```\n", lambda _: output, text, flags=re.MULTILINE | re.DOTALL)
 
 
+def ladder() -> str:
+    """Return the page of the ladder with the times and bytes of its rungs."""
+    sections = re.split(r"(?=^## )", (DOCS / LADDER).read_text(), flags=re.MULTILINE)
+    for op, title in (("matmul", "## Product"), ("transpose", "## Transpose")):
+        i = next(i for i, section in enumerate(sections) if section.startswith(title))
+        before = None
+        for rung in read(RESULTS / "ladder.json")["readings"]:
+            if rung["op"] != op or rung["name"].startswith("torch"):
+                continue
+            us, bytes_ = rung["us"], rung["requested"]
+            traffic = f"{bytes_ / 1e9:.1f} | {bytes_ / us / 1e6:.2f} |" if bytes_ else "| |"
+            row = f"| {rung['name']} | {f'{before / us:.1f} ' if before else ''}| {us / 1e3:.2f} | {traffic}"
+            sections[i] = re.sub(rf"^\| {re.escape(rung['name'])} \|.*", row, sections[i], flags=re.MULTILINE)
+            before = us
+    return "".join(sections)
+
+
 def ratios() -> str:
     """Return the picture of each problem compared with its baseline, on the page of benchmarks."""
     results = stored([HERE / "results"], print)
@@ -171,6 +189,7 @@ def main() -> None:
         (DOCS / name).write_text(page(name))
     INDEX.write_text(index())
     README.write_text(readme())
+    (DOCS / LADDER).write_text(ladder())
     plots.PICTURE.write_text(plots.picture())
     plots.ODD.write_text(plots.odd_sizes())
     report.PICTURE.write_text(ratios())

@@ -89,7 +89,7 @@ def test_faster_prediction_runs(served):
     assert plan.us == pytest.approx(80)
     assert plan.other_us == 100.0
     lines = repr(plan).splitlines()
-    assert lines[0].endswith(f"{H200.name}: torch's kernel, 1.25 times as fast as tritile's")
+    assert lines[0].endswith(f"{H200.name}: torch's kernel, predicted to be 1.25 times as fast as tritile's")
     assert (
         "  source     predicted, 80.0 us: torch's kernel, predicted, typically within 10% on held-out sizes"
         in lines
@@ -100,7 +100,7 @@ def test_faster_prediction_runs(served):
     plan = pick.plan_for(HALF, H200, None, True)
     assert plan.config.family == "tile"
     assert (plan.other_us, plan.other_error) == (pytest.approx(125), pytest.approx(0.1))
-    assert f"{H200.name}: tritile's kernel, 1.25 times as fast as torch's\n" in repr(plan)
+    assert f"{H200.name}: tritile's kernel, predicted to be 1.25 times as fast as torch's\n" in repr(plan)
     assert (
         "  torch      125.0 us, 1.25 times as long: predicted, typically within 10% on held-out sizes"
         in repr(plan)
@@ -111,12 +111,17 @@ def test_faster_prediction_runs(served):
 OTHER_VERSIONS = {"torch": "1.0", "cublas": ""}
 
 
-def test_another_version_of_torch_is_named(served):
-    """Its time counts as that of the version that was timed."""
+def test_another_version_of_torch_is_named(served, monkeypatch):
+    """Its time counts as that of the version that was timed. A build without CUDA says nothing of cuBLAS."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     served(times(97.0, versions=OTHER_VERSIONS))
     plan = pick.plan_for(HALF, H200, "cached", True)
     assert plan.config.family == "aten"
     assert f"torch 1.0, cuBLAS unknown was timed, and torch {torch.__version__}" in plan.why
+    monkeypatch.setattr(torch.version, "cuda", None)
+    served(times(97.0, versions=OTHER_VERSIONS))
+    assert "timed" not in pick.plan_for(HALF, H200, "cached", True).why
+    monkeypatch.undo()
     served(times(97.0))
     assert "timed" not in pick.plan_for(HALF, H200, "cached", True).why
 

@@ -377,6 +377,10 @@ def test_failing_config_says_why():
         ({"num_warps": 8}, "summed: num_warps given, but configs set it"),
         ({"make": arguments}, "sizes"),
         ({"make": 5}, "make is 5"),
+        (
+            {"refernce": right, "grid": None},
+            r"summed has no argument 'refernce' \(did you mean 'reference'\?\)$",
+        ),
         ({"dvice": "h200", "grid": None}, r"summed has no argument 'dvice' \(did you mean 'device'\?\)$"),
         ({"N": 8}, r"summed has no argument 'N' \(did you mean 'n'\?\)$"),
     ],
@@ -530,7 +534,12 @@ def test_command_says_where_a_program_fails(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "why"), [("nowhere", "expected module:name"), ("math:nothing", "KERNEL math:nothing: ")]
+    ("kernel", "why"),
+    [
+        ("nowhere", "expected module:name"),
+        ("math:nothing", "KERNEL math:nothing: "),
+        ("math.py:sqrt", "expected a module, not a file: math:sqrt"),
+    ],
 )
 def test_command_names_what_is_no_kernel(kernel, why):
     assert why in refused("check", kernel, "5", "--make", "math:sqrt")

@@ -83,7 +83,8 @@ def test_examples_of_help_are_taken(name):
     for line in lines:
         program, first, *arguments = shlex.split(line)
         assert (program, first) == ("tritile", name)
-        command.make_context(name, arguments)
+        with command.make_context(name, arguments):  # which ends what --json begins
+            pass
 
 
 def test_examples_of_show_run():
@@ -886,6 +887,7 @@ def test_doctor_knows_the_variables():
 def test_run_refuses_what_it_cannot_mean(monkeypatch):
     assert "no such option --kernal (did you mean '--kernels'?)" in refused("run", "--kernal", "x", "python")
     assert "(did you mean 'cached'?)" in refused("run", "--mode", "cashed", "python")
+    assert "'s.py' is not found: expected `python s.py`" in refused("run", "s.py")
     monkeypatch.setenv("TRITILE_BATCH_INVARIANT", "torhc")
     assert "did you mean 'torch'" in refused("run", "python")
 

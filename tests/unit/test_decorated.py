@@ -322,7 +322,12 @@ SPACE = tritile.Space({"BLOCK": (16, 32), "STRAY": (0, 1)})
         ({"reference": lambda x, /: {}}, r"reference of scale: 'x' parameter is positional only"),
         ({"prune_configs_by": {"top_k": 1}}, r"a Space has `where`"),
         ({"mode": "always"}, r"mode is 'always'"),
-        *(({"bucket": bucket}, r"bucket is .*by names of key") for bucket in ({"M": int}, {"N": 64}, [int])),
+        *(({"bucket": bucket}, r"bucket is .*by names of key") for bucket in ({"N": 64}, [int])),
+        ({"bucket": {"M": int}}, r"bucket of scale names 'M'.*: expected names of key, \["),
+        (
+            {"prune_configs_by": {"early_config_pruner": int}},
+            r"has 'early_config_pruner' \(did you mean 'early_config_prune'\?\): expected early_config_prune",
+        ),
     ],
 )
 def test_misfits_refused_when_decorated(told, message):

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Final, NamedTuple
 
+import torch
+
 from tritile.choose import aten, gpu_tables, waves
 from tritile.choose.classes import class_of
 from tritile.choose.predictor import Predictor
@@ -118,15 +120,19 @@ class Plan(Planned):
         if self.config == aten.CONFIG:
             runs, other = "torch's kernel", "tritile's"
         if self.us is not None and self.other_us is not None:
-            runs += f", {self.other_us / self.us:.2f} times as fast as {other}"
+            is_measured = self.source in ("exact", "pinned", "table") and "predicted" not in self.other
+            how = "measured" if is_measured else "predicted to be"
+            runs += f", {how} {self.other_us / self.us:.2f} times as fast as {other}"
         return f"{super()._title}: {runs}"
 
     @property
     def _rows(self) -> tuple[tuple[str, str], ...]:
         (name, config), *more = super()._rows
         rows = ((name, "torch's kernel (aten)" if self.config == aten.CONFIG else config), *more)
-        if self.other_us is not None:
-            name = "tritile" if self.config == aten.CONFIG else "torch"
+        name = "tritile" if self.config == aten.CONFIG else "torch"
+        if self.other_us is None and self.device != HOST and self.config != aten.CONFIG:
+            rows = (*rows, (name, "not compared: `tritile bench` times both"))
+        elif self.other_us is not None:
             behind = "" if self.us is None else f", {self.other_us / self.us:.2f} times as long"
             rows = (*rows, (name, f"{self.other_us:.1f} us{behind}: {self.other}"))
         found = self.candidates
@@ -449,7 +455,7 @@ def _torch_predicted(problem: Product | QuantizedProblem, plan: Plan) -> _TorchT
         return None
     error = made.classes[name].loss.torch
     where = f"predicted, typically within {error:.0%} on held-out sizes"
-    if (used := aten.versions()) != dict(made.versions):
+    if torch.version.cuda is not None and (used := aten.versions()) != dict(made.versions):
         timed, now = (aten.version_words(each) for each in (made.versions, used))
         where += f"; {timed} was timed, and {now} is in use"
     is_least = made.is_least(name, product)

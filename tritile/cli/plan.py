@@ -19,7 +19,7 @@ def plan(
     target: shared.Target = None,
     as_json: shared.Json = False,
 ) -> None:
-    """Print what a call runs, tritile's kernel or torch's, where that comes from, and the time of both.
+    """Print what a call runs, tritile's kernel or torch's, where that comes from, and known times of both.
 
     It is for the --target, else for the GPU here, else for an H200. Nothing is compiled or launched.
     """

@@ -114,5 +114,6 @@ def run(
         options = (each for parameter in context.command.params for each in parameter.opts)
         raise InvalidValueError(f"no such option {command[0]}{did_you_mean(command[0], options)}")
     if program is None:
-        raise InvalidValueError(f"command {command[0]!r} is not found")
+        hint = f": expected `python {command[0]}`" if command[0].endswith(".py") else ""
+        raise InvalidValueError(f"command {command[0]!r} is not found{hint}")
     os.execve(program, command, os.environ | sets)

@@ -457,8 +457,10 @@ def device_of(target: str | None, otherwise: str | None = None) -> "Device":
 
     if target is None and (otherwise is None or devices.current_gpu() is not None):
         return gpu_here("name one, as --target h200")
-    target = otherwise if target is None else target
-    assert target is not None
+    if target is None:
+        assert otherwise is not None
+        notes.print(f"there is no GPU here: this is for an {otherwise.upper()}; --target names another")
+        target = otherwise
     if devices.target_key(target) is None:
         hint = did_you_mean(target, (*GPUS, *devices.SHORT.values()))
         names = ", ".join(f"{short} ({full})" for short, full in devices.SHORT.items())
@@ -488,6 +490,8 @@ def object_named(where: str, name: str) -> Any:
     module, colon, rest = name.partition(":")
     if not (module and colon and rest):
         raise InvalidValueError(f"{where} {name!r}: expected module:name, like train:step")
+    if module.endswith(".py"):
+        raise InvalidValueError(f"{where} {name}: expected a module, not a file: {module[:-3]}:{rest}")
     import_from_here()
     try:
         return pkgutil.resolve_name(name)

@@ -344,6 +344,7 @@ def check(
     kernel = autotune([triton.Config({})], key=[])(kernel) if is_bare else copy.copy(tuner_for(kernel))
     if not isinstance(kernel, Autotuner):
         raise InvalidValueError(f"check: {kernel!r} is no kernel: expected one of tritile or Triton")
+    check_keywords(kernel.fn, kernel.space or kernel.configs, kwargs, _OPTIONS)
     if reference is not None:
         check_reference(reference, kernel.fn, kernel.space or kernel.configs)
         kernel.reference = reference
@@ -354,7 +355,6 @@ def check(
         raise InvalidValueError("check: there is no reference: pass reference=, or decorate with it")
     if make is not None and not callable(make):
         raise InvalidValueError(f"check: make is {make!r}: expected a function of sizes")
-    check_keywords(kernel.fn, kernel.space or kernel.configs, kwargs, _OPTIONS)
     calls: list[tuple[Arguments, tuple[Any, ...]]] = [(args, ())]
     if make is not None:
         if not all(type(size) is int and size > 0 for size in args):

@@ -187,20 +187,20 @@ _TABLE: Final = {
     "matmul": _Op(
         {"dtypes": "dtype", "layouts": "layout", "precisions": "precision", "epilogues": "epilogue"},
         {"dtype": MATMUL_DTYPES, "layout": MATMUL_LAYOUTS},
-        _MATRICES, "MxNxK or BxMxNxK", range(3, 5), _matmul,
+        _MATRICES, "MxNxK or BxMxNxK, like 4096x4096x4096", range(3, 5), _matmul,
     ),
     "grouped": _Op(
         {"dtypes": "dtype", "layouts": "layout", "precisions": "precision", "loads": "load"},
         {"dtype": GROUPED_DTYPES, "layout": MATMUL_LAYOUTS, "load": LOADS},
-        _MATRICES, "GxMxNxK", range(4, 5), _grouped,
+        _MATRICES, "GxMxNxK, like 8x4096x4096x4096", range(4, 5), _grouped,
     ),
     "permute": _Op(
         {"dtypes": "dtype"}, {"dtype": PERMUTE_ITEMSIZE},
-        ("shape", "dims"), "MxN, or more sizes ahead of these", range(2, 65), _permute,
+        ("shape", "dims"), "MxN, like 8192x8192, or more sizes ahead of these", range(2, 65), _permute,
     ),
     "linear_quantized": _Op(
         {"dtypes": "dtype", "weights": "layout"}, {"dtype": ACTIVATION_DTYPES, "epilogue": ("", "bias=row")},
-        _MATRICES, "MxNxK", range(3, 4), _quantized,
+        _MATRICES, "MxNxK, like 16x4096x4096", range(3, 4), _quantized,
     ),
 }  # fmt: skip
 OPS: Final = tuple(_TABLE)

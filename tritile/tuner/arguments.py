@@ -81,6 +81,9 @@ def _options() -> set[str]:
     return {field.name for kind in kinds for field in dataclasses.fields(kind)} | {*_TRITONS}
 
 
+_PRUNING: Final = "early_config_prune", "perf_model", "top_k"
+
+
 def check_options(
     configs: Any, prune_configs_by: Any, mode: str | None, effort: str | None, reference: Any, tolerance: Any,
     **deprecated: Any,
@@ -90,6 +93,11 @@ def check_options(
         raise InvalidValueError(f"mode is {mode!r}: expected one of {', '.join(MODES)}, or None")
     if effort is not None and effort not in EFFORTS:
         raise InvalidValueError(f"effort is {effort!r}: expected one of {', '.join(EFFORTS)}, or None")
+    if unknown := [name for name in prune_configs_by or () if name not in _PRUNING]:
+        hint = did_you_mean(unknown[0], _PRUNING)
+        raise InvalidValueError(
+            f"prune_configs_by has {unknown[0]!r}{hint}: expected {', '.join(_PRUNING)}, as in Triton"
+        )
     if isinstance(configs, Space) and prune_configs_by:
         raise InvalidValueError("prune_configs_by is for a list of configs: a Space has `where`")
     listed = isinstance(configs, list | tuple) and all(isinstance(c, triton.Config) for c in configs)
@@ -155,10 +163,11 @@ def check_kernel(
         check_names("triton.Config", [n for n in names if n not in _options()], arguments)
     if reference is not None:
         check_reference(reference, fn, configs)
-    if bucket is not None and not (
-        isinstance(bucket, Mapping) and all(name in key and callable(f) for name, f in bucket.items())
-    ):
+    if bucket is not None and not (isinstance(bucket, Mapping) and all(map(callable, bucket.values()))):
         raise InvalidValueError(f"bucket is {bucket!r}: expected functions by names of key, {list(key)}")
+    if wrong := next((name for name in bucket or () if name not in key), ""):
+        expected = f"expected names of key, {list(key)}"
+        raise InvalidValueError(f"bucket of {kernel} names {wrong!r}{did_you_mean(wrong, key)}: {expected}")
 
 
 def check_reference(reference: Any, fn: Any, configs: Any) -> None:

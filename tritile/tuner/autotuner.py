@@ -42,6 +42,7 @@ from tritile.errors import (
     NotCompiledError,
     NotTunedError,
     RetuningWarning,
+    UnsupportedError,
     UntunedWarning,
     brief,
     callers_level,
@@ -172,6 +173,11 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             # Does the config set the same argument?
             arguments.check_conflicts(self.base_fn, self.space or self._configs, args, kwargs)
             raise
+        except RuntimeError as error:
+            if "0 active drivers" not in str(error):
+                raise
+            why = "no kernel runs without a GPU: set TRITON_INTERPRET=1 to run it in Triton's interpreter"
+            raise UnsupportedError(f"{self.base_fn.__qualname__}: {why}") from error
 
     def _launch_special(
         self, config: triton.Config, scope: Scope, key: CacheKey, args: tuple[Any, ...], kwargs: Any
