@@ -8,7 +8,6 @@ import contextvars
 import math
 import sqlite3
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -709,23 +708,35 @@ def test_graph_while_another_thread_chose(graphs):
     assert made_by_torch(found) == [True, False]
 
 
-@pytest.fixture
-def in_backward(monkeypatch):
-    """Runs a function in a thread as torch's own are in a backward pass that this one begins, on a GPU."""
-    entered, thread = settings._of_thread.entered, []
+class Nested(torch.autograd.Function):
+    """Its backward pass begins another, which torch runs in a thread of its own from a depth of 60 on."""
 
-    def run(function):
-        def started():
-            thread.append(threading.get_ident())
-            function()
+    @staticmethod
+    def forward(ctx, x, depth, function):
+        ctx.depth, ctx.function = depth, function
+        return x.clone()
 
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(started).result(60)
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.depth:
+            with torch.enable_grad():
+                x = torch.ones(1, requires_grad=True)
+                Nested.apply(x, ctx.depth - 1, ctx.function).backward()
+        else:
+            ctx.function()
+        return grad, None, None
 
-    is_there = lambda: threading.get_ident() in thread  # noqa: E731
-    monkeypatch.setattr("tritile.core.torch_private.backward_number", lambda: 0 if is_there() else -1)
-    monkeypatch.setattr("tritile.core.torch_private.kept_for_backward", lambda name: entered)
-    return run
+
+def in_backward(function):
+    """Run a function in a thread of torch's, as a backward pass on a GPU that begins here does."""
+    threads = []
+
+    def run():
+        threads.append(threading.get_ident())
+        function()
+
+    Nested.apply(torch.ones(1, requires_grad=True), 64, run).backward()
+    assert threads != [threading.get_ident()]
 
 
 @pytest.mark.parametrize(
@@ -736,7 +747,7 @@ def in_backward(monkeypatch):
         lambda: tritile.mode(fp32="fp16x3"),
     ],
 )
-def test_a_backward_pass_follows_the_choice_where_it_began(graphs, in_backward, choose):
+def test_a_backward_pass_follows_the_choice_where_it_began(graphs, choose):
     """As what a checkpoint computes anew: another graph would save other tensors, which torch refuses."""
     found, compiled = graphs
     call, given = compiled(lambda a, b: tritile.matmul(a, b), runs=False), (operand(16, 32), operand(32, 8))
@@ -745,10 +756,10 @@ def test_a_backward_pass_follows_the_choice_where_it_began(graphs, in_backward, 
         call(*given)
         in_backward(lambda: call(*given))
     in_backward(lambda: call(*given))
-    assert made_by_torch(found) == [True, False]
+    assert made_by_torch(found) == [True, False, False, True], "gradients are off in backward passes"
 
 
-def test_settings_of_what_a_checkpoint_computes_anew(in_backward):
+def test_settings_of_what_a_checkpoint_computes_anew():
     seen, outside = [], settings.rules()
 
     def step(a):
@@ -756,16 +767,21 @@ def test_settings_of_what_a_checkpoint_computes_anew(in_backward):
         with tritile.mode("strict"):
             seen.append(settings.rules())
         with tritile.batch_invariant(False):
+            tritile.matmul(torch.ones(2, 3), torch.ones(3, 2))
             seen.append(settings.rules())
-        seen.append(settings.requested_mode())
+            with tritile.mode(backends="triton"):
+                seen.append(settings.rules())
+                seen.append(settings.requested_mode())
+            seen.append(settings.is_batch_invariant_torch())
+        seen.append(settings.rules())
         return a.sin()
 
     a = torch.randn(3, requires_grad=True)
-    with tritile.batch_invariant(), tritile.mode(fp32="fp16x3"):
+    with tritile.batch_invariant(torch=True), tritile.mode("off", fp32="fp16x3"):
         loss = checkpoint(step, a, use_reentrant=False).sum()
         in_backward(loss.backward)
-    assert seen[4:] == seen[:4]
-    assert seen[0] == outside._replace(invariant=True, fp32="fp16x3")
+    assert seen[7:] == seen[:7]
+    assert seen[0] == outside._replace(mode="off", invariant=True, fp32="fp16x3") == seen[6]
     assert seen[1:3] == [seen[0]._replace(mode="strict"), seen[0]._replace(invariant=False)]
     in_backward(lambda: seen.append(settings.rules()))
     assert seen[-1] == settings.rules() == outside

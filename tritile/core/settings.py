@@ -14,7 +14,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import Context, ContextVar, copy_context
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
@@ -100,6 +100,7 @@ class Rules(NamedTuple):
 _RULES: Final = {
     each: Rules(*each) for each in itertools.product(MODES, (False, True), (False, True), _FP32.values)
 }
+_SETTINGS: Final[tuple[_Setting[Any], ...]] = _MODE, _INVARIANT, _ATEN, _FP32, _TORCHS
 _NAMES: Final = (_MODE.name, _INVARIANT.name, _ATEN.name, _FP32.name)
 DEFAULT: Final = _RULES["cached", False, True, "torch"]
 # The settings in force inside a `with` that chooses any, and whether torch's own products are made here:
@@ -107,47 +108,49 @@ DEFAULT: Final = _RULES["cached", False, True, "torch"]
 _CHOSEN: Final[ContextVar[tuple[Rules, bool] | None]] = ContextVar("tritile_chosen", default=None)
 
 
-class Entered:
-    """What a thread is inside of, innermost last: each `Choosing`, with the context that it made.
+class Kept(NamedTuple):
+    """What a thread chose when it entered a `with`, for the backward passes that it begins inside.
 
-    A backward pass that the thread begins finds this, in whatever thread it runs. Tasks of one thread may
-    leave in another order than they entered.
+    torch hands it to the threads that run them. `choices` are all in force, by variable. `inherited` is what
+    the thread itself found, if it runs a backward pass that another thread began.
     """
 
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self.choices: list[tuple[Choosing, Context]] = []
+    thread: int
+    choices: Mapping[ContextVar[Any], Any]
+    inherited: "Kept | None" = None
+    is_of_invariance: bool = False
 
 
 class _OfThread(threading.local):
     def __init__(self) -> None:
-        self.entered = Entered()
+        self.entered: list[Kept] = []  # innermost last; tasks may leave in another order than they entered
 
 
 _of_thread: Final = _OfThread()
-_KEPT: Final = "tritile_entered"
-
-
-def _backward_number() -> int:
-    return -1  # torch's own takes its place once there is a choice to find
+_KEPT: Final = "tritile_settings"
+_backward_number: Callable[[], int] | None = None  # torch's own, once there is a choice to find
 
 
 def _chosen(variable: ContextVar[Any]) -> Any:
-    """Return a choice of this thread or task, or of the thread that began the backward pass in this one."""
+    """Return a choice of this thread or task, else of the thread that began the backward pass in this one."""
     found = variable.get()
-    if found is not None or _backward_number() < 0:
-        return found
+    if found is None and _backward_number is not None and _backward_number() >= 0:
+        kept = _inherited()
+        return None if kept is None else kept.choices.get(variable)
+    return found
+
+
+def _inherited() -> Kept | None:
+    """Return what another thread chose, if torch handed that to this one."""
     from tritile.core.torch_private import kept_for_backward  # imports torch
 
-    entered: Entered | None = kept_for_backward(_KEPT)
-    if entered is None or entered.thread == threading.get_ident() or not entered.choices:
-        return None
-    return entered.choices[-1][1].get(variable)
+    kept: Kept | None = kept_for_backward(_KEPT)
+    return kept.inherited if kept is not None and kept.thread == threading.get_ident() else kept
 
 
 def has_entered_invariance() -> bool:
     """True if this thread itself, and not one whose context it copied, is inside `batch_invariant`."""
-    return any(choosing.is_of_invariance for choosing, _ in _of_thread.entered.choices)
+    return any(kept.is_of_invariance for kept in _of_thread.entered)
 
 
 _LATER: Final = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
@@ -197,16 +200,16 @@ class Choosing(contextlib.ContextDecorator):
 
         global _backward_number
         _backward_number = torch_private.backward_number
-        entered, before = _of_thread.entered, torch_private.kept_for_backward(_KEPT)
-        if before is not entered:
-            torch_private.keep_for_backward(_KEPT, entered)
-        entry = self, copy_context()
-        entered.choices.append(entry)
+        thread, entered, inherited = threading.get_ident(), _of_thread.entered, _inherited()
+        choices = {each: _chosen(each) for each in (_CHOSEN, *(each.chosen for each in _SETTINGS))}
+        own = Kept(thread, choices, inherited, self.is_of_invariance)
+        entered.append(own)
+        torch_private.keep_for_backward(_KEPT, own)
 
         def leave() -> None:
-            entered.choices.remove(entry)
-            if before is not None and before is not entered:  # in a backward pass of another thread
-                torch_private.keep_for_backward(_KEPT, before)
+            entered[:] = [each for each in entered if each is not own]
+            last = entered[-1] if entered else inherited or Kept(thread, {})
+            torch_private.keep_for_backward(_KEPT, last)
 
         return leave
 
@@ -310,13 +313,12 @@ def may_lower() -> bool:
 
 def _choose() -> None:
     """Set `_CHOSEN` by what each setting is now."""
-    settings: Any = _MODE, _INVARIANT, _ATEN, _FP32, _TORCHS
-    if all(each.chosen.get() is None for each in settings):
+    if all(each.chosen.get() is None for each in _SETTINGS):
         _CHOSEN.set(None)
         return
-    chosen: list[Any] = [_chosen(each.chosen) for each in settings]
+    chosen = [_chosen(each.chosen) for each in _SETTINGS]
     *values, torchs = (
-        each.default if value is None else value for each, value in zip(settings, chosen, strict=True)
+        each.default if value is None else value for each, value in zip(_SETTINGS, chosen, strict=True)
     )
     found = _RULES[tuple(values)]
     _CHOSEN.set((found, torchs and found.invariant))
