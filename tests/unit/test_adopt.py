@@ -698,7 +698,7 @@ def test_what_is_printed_before_a_call(monkeypatch):
         assert str(adopted).startswith("tritile.adopt: kernels under triton.autotune: none was called so far")
     with tritile.adopt("fla.*", exclude="*rotary*") as adopted:
         (line, *_) = str(adopted).splitlines()
-        assert line.endswith("triton.autotune named fla.*, except *rotary*: none was called so far")
+        assert "triton.autotune named fla.*, except *rotary*: none was called so far, or only" in line
         assert "is named" not in str(adopted)
         with pytest.warns(UserWarning, match=r"is named 'fla\.\*'"):
             adopted.release()

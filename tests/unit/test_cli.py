@@ -181,6 +181,8 @@ USAGE = {
     "tune --model steps:step --suite quick": "--model does not go with --suite: it measures what",
     "tune 8x8x8 --calibrate fp8": "--calibrate does not go with SHAPES: it measures sizes of its own",
     "tune 8x8x8 --target h200 --budget 5": "--target does not go with --budget: nothing is measured",
+    "plan 8x8x8 --precision tf23 --target h200": "--precision 'tf23' (did you mean 'tf32'?)",
+    "plan 8x8 --op transpose --precision tf32 --target h200": "--precision is for --op matmul",
     "tune 8x8x8 --sweeps here": "--sweeps is for --calibrate",
     "tune 8x8x8 --sizes 200": "--sizes is for --calibrate",
 }
@@ -869,7 +871,8 @@ def test_plan_says_what_runs():
     assert all(words in done.stdout for words in ("512x8191x4097 NT", "NVIDIA H100", "config  ", "source  "))
     listed = json.loads(run("plan", "64x64x64", "48x48x48", "--target", "h200", "--json").stdout)
     assert [each["problem"].split()[0] for each in listed["problems"]] == ["64x64x64", "48x48x48"]
-    assert {"config", "source", "us", "other_us", "why"} <= listed["problems"][0].keys()
+    facts = {"config", "source", "us", "other_us", "why", "workspace", "candidates"}
+    assert facts <= listed["problems"][0].keys()
 
 
 def test_doctor_knows_the_variables():

@@ -161,16 +161,19 @@ def test_equal_problems_each_written(tmp_path):
         assert found.find(H200, "new", problem(n)).config == block(size), name
 
 
-def test_latest_source_is_written(tmp_path):
+def test_each_source_is_written(tmp_path):
+    """Two kernels of one name are told apart by their sources alone."""
     remember(digest="newer", size=32, day=9)
     remember(digest="older", size=16, day=2)
     remember(digest="older", size=64, n=128, day=3)
+    remember(kernel="layer_norm", digest="other")
     path = tmp_path / "t.json"
-    found = run("export", "--kernel", "softmax", "--output", path, *TO_H200)
-    assert "softmax: 1 problem of NVIDIA H200" in found.stdout
-    assert "1 other sources left out" in found.stdout
-    assert shipped(path, "newer") == {64: 32}
-    assert shipped(path, "older") == {}
+    found = run("export", "--kernel", "library.softmax", "--output", path, *TO_H200)
+    assert "softmax: 3 problems of 2 sources of NVIDIA H200" in found.stdout
+    assert (shipped(path, "newer"), shipped(path, "older")) == ({64: 32}, {64: 16, 128: 64})
+    assert shipped(path, "other") == {}
+    found = run("export", "--kernel", "*", "--output", path, *TO_H200)
+    assert "layer_norm: 1 problem of NVIDIA H200" in found.stdout
 
 
 @pytest.mark.parametrize("change", [{"triton": "3.0.0"}, {"compiler": "12.0"}, {"processors": 7}])

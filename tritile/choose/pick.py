@@ -131,7 +131,8 @@ class Plan(Planned):
         rows = ((name, "torch's kernel (aten)" if self.config == aten.CONFIG else config), *more)
         name = "tritile" if self.config == aten.CONFIG else "torch"
         if self.other_us is None and self.device != HOST and self.config != aten.CONFIG:
-            rows = (*rows, (name, "not compared: `tritile bench` times both"))
+            why = aten.illegal(self.problem) or "not compared: `tritile bench` times both"
+            rows = (*rows, (name, why))
         elif self.other_us is not None:
             behind = "" if self.us is None else f", {self.other_us / self.us:.2f} times as long"
             rows = (*rows, (name, f"{self.other_us:.1f} us{behind}: {self.other}"))

@@ -1,7 +1,15 @@
 """tritile plan: what calls would run on a GPU, and why."""
 
+from dataclasses import replace
+from typing import Annotated, Final
+
+import typer
+
 from tritile.cli import shared
 from tritile.cli.shared import app, console
+from tritile.errors import InvalidValueError
+
+PRECISIONS: Final = "ieee", "tf32", "fp16x3", "fast"
 
 
 @app.command(
@@ -16,6 +24,9 @@ def plan(
     op: shared.Op = "matmul",
     dtype: shared.Dtype = "bfloat16",
     layout: shared.Layout = "NN",
+    precision: Annotated[
+        str, typer.Option(help="Of matmul: tf32 or fp16x3 for float32, fast for fp8. Default: ieee.")
+    ] = "",
     target: shared.Target = None,
     as_json: shared.Json = False,
 ) -> None:
@@ -26,13 +37,21 @@ def plan(
     import tritile
 
     device = shared.device_of(target, otherwise="h200")
-    problems = shared.problems_of(shared.cases_of(shapes, None, op, dtype, layout), device)
+    cases = shared.cases_of(shapes, None, op, dtype, layout)
+    if precision:
+        if op != "matmul":
+            raise InvalidValueError("--precision is for --op matmul")
+        if precision not in PRECISIONS:
+            raise shared.unknown("--precision", precision, PRECISIONS)
+        cases = [replace(case, precision=precision) for case in cases]
+    problems = shared.problems_of(cases, device)
     plans = [tritile.plan(problem, device=device) for problem in problems]
     if not as_json:
         return console.print("\n\n".join(map(str, plans)), soft_wrap=True)
     listed = [
         {"problem": each.problem.label, "config": each.config.to_dict(), "source": each.source, "us": each.us}
-        | {"other_us": each.other_us, "why": each.why}
+        | {"other_us": each.other_us, "why": each.why, "workspace": each.workspace}
+        | {"candidates": [{"us": us, "config": config.to_dict()} for us, config in each.candidates]}
         for each in plans
     ]
     shared.print_json({"gpu": device.name, "problems": listed})

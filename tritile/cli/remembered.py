@@ -4,6 +4,8 @@ import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +27,7 @@ _FACTS = ("us", "spread", "registers", "spills", "shared", "error", "failure", "
 def show(
     kernel: Annotated[
         list[str] | None,
-        typer.Option(help="Only this decorated kernel, by its qualified name. May be repeated."),
+        typer.Option(help="Only this decorated kernel: its qualified name, or a pattern. May be repeated."),
     ] = None,
     target: shared.Target = None,
     trials: Annotated[bool, typer.Option(help="Every trial, not only the best of each problem.")] = False,
@@ -56,9 +58,8 @@ def show(
     store, (found, others) = store_of(device), sorted_out(device)
     decorated = _decorated(found)
     if kernel:
-        _check_names(kernel, decorated, f"on {device.name}")
-        decorated = {name: decorated[name] for name in dict.fromkeys(kernel)}
-        found = [pair for pair in found if getattr(pair[1].problem, "kernel", None) in kernel]
+        decorated = {name: decorated[name] for name in _named(kernel, decorated, f"on {device.name}")}
+        found = [pair for pair in found if getattr(pair[1].problem, "kernel", None) in decorated]
     kernels = [_summary(name, *source) for name, sources in decorated.items() for source in sources.items()]
     remembered = found if trials else _bests(found)
     tables = [
@@ -204,14 +205,22 @@ def _cells(summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_names(
+def _named(
     names: Iterable[str], there: Collection[str], where: str, advice: str = 'call it once in mode "tune"'
-) -> None:
-    """Raise NotTunedError for names of which nothing is remembered; `there` are those that are."""
-    if missing := [name for name in names if name not in there]:
+) -> list[str]:
+    """Return which kernels of `there` names or patterns mean; a name may have its module before it.
+
+    Raises NotTunedError for one of which nothing is remembered.
+    """
+    meant = {
+        name: [each for each in there if fnmatchcase(each, name) or name.endswith(f".{each}")]
+        for name in names
+    }
+    if missing := [name for name, found in meant.items() if not found]:
         advice = f"there is {', '.join(sorted(there))}" if there else advice
         hint = did_you_mean(missing[0], there)
         raise NotTunedError(f"nothing is remembered of {', '.join(missing)} {where}{hint}: {advice}")
+    return list(dict.fromkeys(chain.from_iterable(meant.values())))
 
 
 @app.command(
@@ -227,8 +236,8 @@ def export(
     kernel: Annotated[
         list[str] | None,
         typer.Option(
-            help="Write the winners of this kernel, named as `tritile show` does, for autotune(table=...): "
-            "those of the source that was measured last. May be repeated."
+            help="Write the winners of this kernel, a name or a pattern of names in `tritile show`, for "
+            "autotune(table=...): those of each of its sources. May be repeated."
         ),
     ] = None,
     target: shared.Target = None,
@@ -279,14 +288,17 @@ def _export_kernels(names: Sequence[str], device: "Device", path: Path) -> None:
     from tritile.tuner.store import tables as kernel_table
 
     winners = _winners(device)
-    _check_names(names, winners, f"on {device.name}")
+    names = _named(names, winners, f"on {device.name}")
     made = kernel_table.read(path) if path.exists() else kernel_table.KernelTable(path, {})
     lines = []
-    for name in dict.fromkeys(names):
-        *others, (digest, trials) = winners[name].items()
-        count = made.add(device, digest, [trial for _, trial in _bests((digest, trial) for trial in trials)])
-        left_out = f"; {len(others)} other sources left out" if others else ""
-        lines.append(f"{name}: {counted(count, 'problem')} of {device.name} written to {path}{left_out}")
+    for name in names:
+        sources = winners[name].items()
+        count = sum(
+            made.add(device, digest, [trial for _, trial in _bests((digest, trial) for trial in trials)])
+            for digest, trials in sources
+        )
+        of = f" of {len(sources)} sources" if len(sources) > 1 else ""
+        lines.append(f"{name}: {counted(count, 'problem')}{of} of {device.name} written to {path}")
     made.write()
     lines.append(f"to adopt with it: tritile run --table {path} COMMAND")
     lines.append(f'@tritile.autotune(..., table=Path(__file__).with_name("{path.name}"))')
@@ -320,7 +332,8 @@ def clear(
     kernel: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only the trials of this decorated kernel, named as `tritile show` does. May repeat."
+            help="Only the trials of this decorated kernel: its name in `tritile show`, or a pattern. May "
+            "be repeated."
         ),
     ] = None,
     target: shared.Target = None,
@@ -352,7 +365,7 @@ def clear(
     if kernel:
         problems = [trial.problem for store in stores for _, trial in store.all_trials()]
         there = {problem.kernel for problem in problems if isinstance(problem, KernelProblem)}
-        _check_names(kernel, there, where, "nor of any other decorated kernel")
+        kernel = _named(kernel, there, where, "nor of any other decorated kernel")
     what = f"the trials of {', '.join(kernel)}" if kernel else "the trials and predictors"
     if not (yes or (sys.stdin.isatty() and typer.confirm(f"Delete {what} {where}?"))):
         raise InvalidValueError(f"{what} {where} stay: --yes deletes them")

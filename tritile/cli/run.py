@@ -24,7 +24,9 @@ def environment(adopting: dict[str, str], before: dict[str, str]) -> dict[str, s
     Raises InvalidValueError if a process could not read `adopting`.
     """
     adopting = {name: value for name, value in adopting.items() if value}
-    of_environment(before | adopting)
+    table = of_environment(before | adopting).table
+    if table is not None and not Path(table).is_file():
+        raise InvalidValueError(f"there is no table {table}")
     paths = before["PYTHONPATH"].split(os.pathsep) if before.get("PYTHONPATH") else []
     rest = [path for path in paths if path != str(_SITE)]  # an empty path is the current folder
     return adopting | {"PYTHONPATH": os.pathsep.join([str(_SITE), *rest])}
@@ -98,8 +100,6 @@ def run(
     for name, value, choices in (("--mode", mode, MODES), ("--effort", effort, EFFORTS)):
         if value and value not in choices:
             raise shared.unknown(name, value, choices)
-    if table and not Path(table).is_file():
-        raise InvalidValueError(f"--table: there is no file {table}")
     for text in unknown_variables(os.environ):
         shared.say(text)
     sets = environment(adopting, dict(os.environ))

@@ -115,7 +115,8 @@ class Adoption:
         if not lines:
             which = "" if "*" in self.kernels else f" named {', '.join(self.kernels)}"
             but = f", except {', '.join(self.exclude)}" if self.exclude else ""
-            lines = [f"tritile.adopt: kernels under triton.autotune{which}{but}: none was called so far"]
+            what = f"kernels under triton.autotune{which}{but}"
+            lines = [f"tritile.adopt: {what}: none was called so far, or only within another adoption"]
         return "\n".join([*lines, *(self._unmatched() if _called else ()), *self._remarks()])
 
     @property
