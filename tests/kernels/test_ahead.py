@@ -12,6 +12,7 @@ import pytest
 
 from tests.ahead import (
     H200,
+    IS_FITTED,
     NAMES,
     RAGGED,
     SQUARE,
@@ -232,7 +233,8 @@ def test_compiles_and_fits(name, problem, config):
     assert 0 < taken.registers <= 512
     assert taken.shared <= device.shared_memory
     # Packed weights may spill where the model does not pick a config.
-    assert taken.excess(device) is None or (fixed and isinstance(problem, QuantizedProblem))
+    may_spill = not IS_FITTED or (fixed and isinstance(problem, QuantizedProblem))
+    assert taken.excess(device) is None or may_spill
     if problem in (SQUARE, RAGGED) and config.family == "tile":
         assert shared_bytes(config, problem, device) <= taken.shared + SLACK[problem.a_align]
     elif config.family == "warpgroups":
@@ -354,7 +356,8 @@ def test_core_of_fp16x3_product():
     half = replace(PARTS, dtype="float16", precision="ieee")
     for config in (groups(128, 256, 64, 2, 3, persistent=True, subtiles=2), tma(128, 256, 64, 8, 3)):
         assert illegal(config, half, H200) is None
-        assert "registers" in illegal(config, PARTS, H200)  # totals count, too
+        fault = illegal(config, PARTS, H200)
+        assert "registers" in fault or "with Triton 3.6" in fault  # totals count, too
     assert "a sum of 64 is precise" in illegal(tma(64, 64, 128, 4, 3), PARTS, H200)
     with pytest.raises(UnsupportedError, match="compute capability 8"):
         legal_configs(PARTS, target_device("gfx942"))

