@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tritile.core.versions import parsed
+
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")]
 
 
@@ -302,11 +304,15 @@ PRUNED = {
 
 
 @pytest.mark.parametrize("name", PRUNED)
-def test_pruning(tuned, bench, used, name):
+def test_pruning(tuned, bench, used, name, request):
     how, timed = PRUNED[name]
     kernel = tuned(prune_configs_by=how)
     kernel[(1,)](used, 5)
-    assert (int(used), bench.timed) == (timed[-1], timed)
+    assert int(used) == timed[-1]
+    by_triton = request.node.callspec.id.startswith("triton-")
+    # Triton 3.9 times no config that is the only one left.
+    is_untimed = by_triton and len(timed) == 1 and parsed(triton.__version__) >= (3, 9)
+    assert bench.timed == ([] if is_untimed else timed)
     if name == "early, editing":
         assert (kernel.best_config.num_stages, kernel.best_config) == (1, kernel.configs[1])
 

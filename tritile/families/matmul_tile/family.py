@@ -40,10 +40,10 @@ def shared_bytes(config: Config, problem: Product, device: Device) -> int:
     """Return the least shared memory that the compiled kernel will need, in bytes.
 
     A pipelined load of a tile keeps a buffer for each stage in flight: num_stages on tensor cores
-    that read operands from shared memory (wgmma, tcgen05), and on gfx950 from Triton 3.9 on; one less
+    that read operands from shared memory (wgmma, tcgen05), and on gfx950 from Triton 3.8 on; one less
     elsewhere.
     """
-    copies_to_shared = device.arch == "gfx950" and parsed(device.triton) >= (3, 9)
+    copies_to_shared = device.arch == "gfx950" and parsed(device.triton) >= (3, 8)
     is_last_kept = copies_to_shared or products.warpgroup_mma(config, problem, device)
     in_flight = config.num_stages - (not is_last_kept)
     k_bytes = config["BLOCK_K"] * problem.itemsize
