@@ -897,3 +897,18 @@ def test_run_refuses_what_it_cannot_mean(monkeypatch):
 
 def test_help_is_a_command():
     assert run("help").stdout == run("--help").stdout
+
+
+@pytest.mark.parametrize("by", ["variable", "file"])
+def test_a_missing_table_of_adoption_is_found_before_the_program(by, tmp_path, monkeypatch):
+    why = f"there is no table {tmp_path / 'nope.json'}: tritile export --kernel writes one"
+    if by == "variable":
+        words = ("--table", tmp_path / "nope.json")
+        monkeypatch.setenv("TRITILE_ADOPT_TABLE", str(tmp_path / "nope.json"))
+    else:
+        (tmp_path / "adopt.toml").write_text('table = "nope.json"')
+        words = ("--file", tmp_path / "adopt.toml")
+        monkeypatch.setenv("TRITILE_ADOPT_FILE", str(tmp_path / "adopt.toml"))
+    assert why in [each.found for each in findings._settings()]
+    monkeypatch.delenv("TRITILE_ADOPT_TABLE", raising=False)
+    assert why in refused("run", *words, "python")

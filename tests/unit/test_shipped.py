@@ -176,6 +176,16 @@ def test_each_source_is_written(tmp_path):
     assert "layer_norm: 1 problem of NVIDIA H200" in found.stdout
 
 
+def test_a_name_is_itself_before_it_is_one_with_a_module(tmp_path):
+    """Deleting a method's trials leaves those of a function of its name."""
+    remember(kernel="Model.relu", digest="method")
+    remember(kernel="relu", digest="function")
+    for words, gone in (("Model.relu", "Model.relu"), ("library.relu", "relu")):
+        run("clear", "--kernel", words, "--yes", *TO_H200)
+        left = {trial.problem.kernel for _, trial in store_of(H200).all_trials()}
+        assert left == {"Model.relu", "relu"} - {"Model.relu", gone}
+
+
 @pytest.mark.parametrize("change", [{"triton": "3.0.0"}, {"compiler": "12.0"}, {"processors": 7}])
 def test_other_environment_not_written(change, tmp_path):
     Store(H200.__class__(**H200.to_dict() | change), tmp_path).add("new", Trial(problem(), block(16), 1.0))

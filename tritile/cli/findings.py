@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 import tritile.ops.matmul as matmul_op
 from tritile.choose import gpu_tables
 from tritile.choose.classes import MEASURED
+from tritile.cli import run
 from tritile.cli.shared import counted
 from tritile.core import device as devices
 from tritile.core import settings
@@ -27,7 +28,6 @@ from tritile.core.triton_private import INTERPRETING
 from tritile.core.versions import OLDEST_TRITON, parsed, untested
 from tritile.errors import TritileError, brief
 from tritile.lab.environment import environment
-from tritile.tuner.adoption_options import of_environment
 from tritile.tuner.store.trials import store_of
 
 
@@ -133,17 +133,13 @@ def _settings() -> list[Finding]:
         settings.uses_aten,
         lambda: settings.tune_budget_s(1.0),
         settings.spread_bytes,
-        lambda: of_environment(os.environ),
+        lambda: run.environment({}, dict(os.environ)),  # of adoption
         lambda: gpu_tables.pinned(devices.current_gpu() or devices.HOST),
     ):
         try:
             check()
         except TritileError as error:
             found.append(Finding("settings", str(error), False, "set that variable right, or unset it"))
-    if (table := os.environ.get("TRITILE_ADOPT_TABLE")) and not Path(table).is_file():
-        found.append(
-            Finding("settings", f"TRITILE_ADOPT_TABLE: there is no file {table}", False, "export one")
-        )
     return list(dict.fromkeys(found))
 
 

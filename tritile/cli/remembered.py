@@ -208,12 +208,13 @@ def _cells(summary: dict[str, Any]) -> dict[str, Any]:
 def _named(
     names: Iterable[str], there: Collection[str], where: str, advice: str = 'call it once in mode "tune"'
 ) -> list[str]:
-    """Return which kernels of `there` names or patterns mean; a name may have its module before it.
+    """Return which kernels of `there` names or patterns mean; without one, a name may begin with its module.
 
     Raises NotTunedError for one of which nothing is remembered.
     """
     meant = {
-        name: [each for each in there if fnmatchcase(each, name) or name.endswith(f".{each}")]
+        name: [each for each in there if fnmatchcase(each, name)]
+        or [each for each in there if name.endswith(f".{each}")]
         for name in names
     }
     if missing := [name for name, found in meant.items() if not found]:

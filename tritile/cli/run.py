@@ -26,7 +26,7 @@ def environment(adopting: dict[str, str], before: dict[str, str]) -> dict[str, s
     adopting = {name: value for name, value in adopting.items() if value}
     table = of_environment(before | adopting).table
     if table is not None and not Path(table).is_file():
-        raise InvalidValueError(f"there is no table {table}")
+        raise InvalidValueError(f"there is no table {table}: tritile export --kernel writes one")
     paths = before["PYTHONPATH"].split(os.pathsep) if before.get("PYTHONPATH") else []
     rest = [path for path in paths if path != str(_SITE)]  # an empty path is the current folder
     return adopting | {"PYTHONPATH": os.pathsep.join([str(_SITE), *rest])}

@@ -120,11 +120,9 @@ def tiled(problem: Plain, config: Config, device: Device) -> Traffic:
     if config.family == odd_rows.NAME:
         x, copies = odd_rows.copied(problem)
         return found + Traffic(x * problem.itemsize, copies * problem.itemsize)
-    return (
-        found
-        if config.family in (tile.NAME, skinny_k.NAME, family_n.NAME)
-        else found + _copy_traffic(problem)
-    )
+    if config.family in (tile.NAME, skinny_k.NAME, family_n.NAME):
+        return found
+    return found + _copy_traffic(problem)
 
 
 def tiling(problem: Plain, config: Config, device: Device) -> Tiling:
